@@ -1,0 +1,59 @@
+"""The only errors this package raises on purpose. Each says what happened, why it matters and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from eagle3_export.compatibility import Finding
+
+
+class Eagle3ExportError(Exception):
+    """Base of every error that a user can meet.
+
+    Args:
+        what: what was found, naming the file, key or tensor.
+        why: why it matters.
+        remedy: what to do about it.
+    """
+
+    def __init__(self, what: str, *, why: str = "", remedy: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.why = why
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return " ".join(part for part in (self.what, self.why, self.remedy) if part)
+
+
+class UsageError(Eagle3ExportError):
+    """Wrong arguments or configuration: exit status 2."""
+
+
+class CheckpointError(Eagle3ExportError):
+    """The source checkpoint is missing, malformed or contradicts itself."""
+
+
+class StorageError(Eagle3ExportError):
+    """Bytes could not be read, written or published."""
+
+
+class ExportInvalidError(Eagle3ExportError):
+    """An export does not hold what it claims."""
+
+
+class IncompatibleDraftError(Eagle3ExportError):
+    """The draft cannot be served as trained by the chosen SGLang release and runtime.
+
+    Args:
+        findings: the findings that stand in the way, at least one.
+    """
+
+    def __init__(self, findings: Sequence[Finding]) -> None:
+        self.findings = tuple(findings)
+        super().__init__(
+            "; ".join(f"[{finding.id}] {finding.cause}" for finding in self.findings),
+            remedy=" ".join(dict.fromkeys(finding.remedy for finding in self.findings)),
+        )
