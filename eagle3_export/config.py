@@ -22,7 +22,7 @@ class ExportConfig(BaseModel):
     """What to export, for which server, and what to do when it cannot be done.
 
     Raises:
-        pydantic.ValidationError: on unknown keys or wrong types; `parse_export_block` makes it a `UsageError`.
+        pydantic.ValidationError: on unknown keys or wrong types (`parse_export_block`: UsageError).
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -73,8 +73,8 @@ class ExportConfig(BaseModel):
         if real_output == real_save or real_save in real_output.parents:
             raise UsageError(
                 f"{BLOCK_NAME}.output_dir ({output_dir}) lies in the trainer's save_path ({save_path}).",
-                why="The trainer deletes what it does not know there, and resumes from directories named by a number.",
-                remedy=f"Leave {BLOCK_NAME}.output_dir out (then {save_path}-sglang) or name another directory.",
+                why="The trainer deletes what it does not know there and resumes from numbered directories.",
+                remedy=f"Leave {BLOCK_NAME}.output_dir out (then {save_path}-sglang) or name another one.",
             )
         return output_dir
 
