@@ -30,7 +30,7 @@ AccuracySource = Literal["validation", "training"]
 
 DEFAULT_NUM_STEPS = (1, 3, 5, 10, 16)
 
-_NO_ACCURACIES = "No accuracies were reported."
+NO_ACCURACIES = "No accuracies were reported."
 _ASSUMPTIONS = {
     "training": "From the last logged training batches, not from held-out data: noisy, and higher than a"
     " validation would say.",
@@ -92,7 +92,7 @@ class AcceptanceEstimate:
     estimated_acceptance_length: float | None
     """The headline, at depth num_steps."""
     method: Method | None
-    """cumulative: 1 + sum of full_acc_k. conditional: full_acc_k as products of cond_acc. geometric: below."""
+    """cumulative: 1 + sum of full_acc_k; conditional: those as products of cond_acc; geometric: see below."""
     includes_bonus_token: bool | None
     """Whether the headline counts the verifier's own token, as SGLang and vLLM do; not so for geometric."""
     num_steps: int | None
@@ -105,6 +105,8 @@ class AcceptanceEstimate:
     """95 % interval of the headline."""
     steps: list[StepAccuracy] = field(default_factory=list)
     """Accuracies per TTT step."""
+    requested_num_steps: list[int] = field(default_factory=list)
+    """The depths asked for."""
     per_depth: list[DepthEstimate] = field(default_factory=list)
     """Estimates for the depths asked for, bonus token included in each."""
     coverage: Coverage | None = None
@@ -121,6 +123,7 @@ def estimate_acceptance(
     *,
     source: AccuracySource | None = "validation",
     coverage: Coverage | None = None,
+    missing_reason: str = NO_ACCURACIES,
 ) -> AcceptanceEstimate:
     """Estimate the acceptance length of a draft at several depths.
 
@@ -129,6 +132,7 @@ def estimate_acceptance(
         num_steps: draft depths for the table, each at least 1.
         source: where the accuracies come from; None where there are none.
         coverage: what share of the workload's tokens the draft vocabulary holds, for the adjusted estimate.
+        missing_reason: why there are no accuracies, where there are none.
 
     Returns:
         the estimate; values that may not be derived are None with a reason in ``reasons``.
@@ -137,13 +141,16 @@ def estimate_acceptance(
         accuracies = step_accuracies(accuracies)
     chain, method, refusal = _trained_chain(accuracies)
     geometric, no_geometric = _geometric(accuracies)
+    if not accuracies.steps:
+        refusal = no_geometric = missing_reason
     if method == "geometric":
         headline, trained, refusal = geometric, None, no_geometric
     else:
         headline, trained = (_length(chain), len(chain)) if chain else (None, None)
     interval = _length_interval(chain, accuracies) if method == "cumulative" else None
     adjusted = _length(chain, coverage.ratio) if trained and coverage else None
-    per_depth = _per_depth(accuracies, sorted(set(num_steps)), coverage)
+    depths = sorted(set(num_steps))
+    per_depth = _per_depth(accuracies, depths, coverage)
     values: dict[str, Any] = {
         "source": source if accuracies.steps else None,
         "estimated_acceptance_length": headline,
@@ -166,10 +173,12 @@ def estimate_acceptance(
         "interval": None if refusal else "The trainer reported ratios without the positions behind them.",
         "coverage": "The token frequencies of the run are not known.",
     }
+    if any(step.positions is None for step in accuracies.steps):
+        because["positions"] = "The trainer reported ratios without the positions behind them."
     if headline is None:
         because["num_steps"] = refusal
     missing = {
-        name: because.get(name) or refusal or _NO_ACCURACIES for name, v in values.items() if v is None
+        name: because.get(name) or refusal or missing_reason for name, v in values.items() if v is None
     }
     applies = {
         "training": source == "training",
@@ -180,6 +189,7 @@ def estimate_acceptance(
     return AcceptanceEstimate(
         **values,
         steps=list(accuracies.steps),
+        requested_num_steps=depths,
         per_depth=per_depth,
         assumptions=[text for name, text in _ASSUMPTIONS.items() if method and applies.get(name, True)],
         reasons={**accuracies.reasons, **missing},
@@ -201,7 +211,7 @@ def _trained_chain(accuracies: StepAccuracies) -> tuple[list[float], Method | No
         else:
             return [], None, accuracies.reasons[f"full_acc_{step.step}"]
     if not chain:
-        return [], None, _NO_ACCURACIES
+        return [], None, NO_ACCURACIES
     return chain, "geometric" if len(chain) == 1 else method, None
 
 
@@ -230,7 +240,7 @@ def _length(chain: Sequence[float], coverage: float = 1.0) -> float:
 def _geometric(accuracies: StepAccuracies) -> tuple[float | None, str | None]:
     """full_acc_0 / (1 - full_acc_0), or why there is none."""
     if accuracies.refusal is not None or not accuracies.steps:
-        return None, accuracies.refusal or _NO_ACCURACIES
+        return None, accuracies.refusal or NO_ACCURACIES
     first = accuracies.steps[0].full_acc
     if first is None:
         first = accuracies.steps[0].cond_acc  # at step 0 the two are the same by definition
@@ -245,7 +255,7 @@ def _length_interval(chain: Sequence[float], accuracies: StepAccuracies) -> Inte
     """95 % interval of 1 + sum(chain), bonus token included; None where positions are not known.
 
     The accepted drafts X of a position have P(X > k) = chain[k]; their variance follows from that. Two
-    successes and two failures are added (Agresti and Coull), so that a draft never wrong gets no interval of width 0.
+    successes and two failures are added (Agresti and Coull), so that a draft never wrong has an interval too.
     """
     counts = [step.positions for step in accuracies.steps if step.positions and step.full_acc is not None]
     if len(chain) > len(accuracies.steps) or len(counts) < len(accuracies.steps):

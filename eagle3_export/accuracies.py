@@ -79,9 +79,9 @@ def step_accuracies(metrics: Mapping[str, Any]) -> StepAccuracies:
             ignored.
 
     Returns:
-        the steps in order. A value that is not a finite number in [0, 1] becomes None with a reason; nothing
-        is clamped. Values that contradict each other (a cumulative accuracy that rises, accuracies inflated by
-        the number of ranks) set ``refusal``.
+        the steps in order. A value that is not a finite number in [0, 1] becomes None with a reason;
+        nothing is clamped. Values that contradict each other (a cumulative accuracy that rises,
+        accuracies inflated by the number of ranks) set ``refusal``.
     """
     values: dict[tuple[str, int], Any] = {}
     totals: dict[int, Any] = {}

@@ -1,0 +1,210 @@
+"""The models of ``metadata.json`` and ``index.json``; ``schemas/*.json`` are generated from them.
+
+Within one ``schema_version`` keys are only ever added; readers ignore keys they do not know, and rewriting a
+document keeps them. In every section a null has its reason in that section's ``reasons``, under its own name;
+the models refuse a document without it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+
+from eagle3_export.acceptance import AcceptanceEstimate, AccuracySource
+
+SCHEMA_VERSION = 1
+
+CheckpointKind = Literal["end_of_epoch", "mid_epoch", "interrupted", "best", "unknown"]
+
+_REASONS: Any = Field(default_factory=dict, description="Why a value here is null, by its name.")
+
+
+class Section(BaseModel):
+    """A part of the document in which every null is explained."""
+
+    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
+
+    if (
+        TYPE_CHECKING
+    ):  # each section declares it last, for a base class's field would come first in the document
+        reasons: dict[str, str]
+
+    @model_validator(mode="after")
+    def _nulls_are_explained(self) -> Section:
+        unexplained = [
+            name
+            for name in type(self).model_fields
+            if getattr(self, name) is None and not self.reasons.get(name)
+        ]
+        if unexplained:
+            raise ValueError(f"null without a reason: {', '.join(unexplained)}")
+        return self
+
+
+class FindingRecord(BaseModel):
+    """What the exporter found about serving this draft."""
+
+    model_config = ConfigDict(extra="allow", from_attributes=True)
+
+    id: str
+    level: Literal["info", "inexact", "incompatible"]
+    cause: str
+    remedy: str
+
+
+class Serving(Section):
+    """How SGLang serves this export."""
+
+    runtime: Literal["stock", "exact"]
+    """stock: SGLang's own class. exact: the class of this package's SGLang plugin."""
+    version: str
+    """The SGLang release exported for."""
+    minimum_version: str | None
+    """The oldest SGLang release that computes this draft."""
+    architecture: str
+    """The class that config.json names."""
+    launch_arguments: list[str]
+    """Arguments for sglang.launch_server beside --model-path."""
+    findings: list[FindingRecord] = Field(default_factory=list)
+    """What differs from training when served, each with cause and remedy."""
+    reasons: dict[str, str] = _REASONS
+
+
+class Source(Section):
+    """The checkpoint that was exported."""
+
+    checkpoint: str
+    """Its path when it was read."""
+    kind: CheckpointKind
+    """Which save it was."""
+    local_step: int | None = None
+    """Batches into the epoch; 0 at its end."""
+    speculators_version: str | None = None
+    """The release recorded in the checkpoint's config.json."""
+    verifier: str | None = None
+    """Name or path of the model the draft was trained for."""
+    size: int | None = None
+    """Bytes of its tensor files."""
+    digest: str | None = None
+    """sha256:… of its tensor data."""
+    reasons: dict[str, str] = _REASONS
+
+
+class Weights(Section):
+    """The export's tensor file."""
+
+    tensors: int
+    bytes: int
+    """Size of model.safetensors."""
+    dtype: str
+    """Of the floating-point tensors, as safetensors spells it."""
+    copy_method: str
+    """reflink, copy_file_range, sendfile or read."""
+    bytes_copied: int
+    """Bytes that were moved rather than shared with the checkpoint."""
+    embed_tokens: Literal["kept", "dropped", "absent"]
+    seconds: FiniteFloat
+    """Time to write the file."""
+    reasons: dict[str, str] = _REASONS
+
+
+class Measurement(Section):
+    """What a server did with this export, on one set of prompts at one depth."""
+
+    acceptance_length: FiniteFloat
+    """Tokens per verify step, bonus token included: 1 + accepted draft tokens / verify steps."""
+    includes_bonus_token: Literal[True] = True
+    num_steps: int
+    """Draft depth the server ran."""
+    verify_steps: int
+    accepted_per_position: list[FiniteFloat] | None
+    """Share of verify steps in which at least k + 1 drafts were accepted, k < num_steps."""
+    reported_acceptance_length: FiniteFloat | None
+    """The server's own figure, completion tokens / verify steps; short outputs bias it."""
+    prompts: int
+    prompt_source: str
+    """The file or data set the prompts came from."""
+    completion_tokens: int
+    sampling: dict[str, Any]
+    tokens_per_second: FiniteFloat | None
+    """Completion tokens / wall time, at the concurrency below."""
+    concurrency: int
+    speedup: FiniteFloat | None
+    """tokens_per_second against the same server without a draft."""
+    server: Literal["sglang", "vllm"]
+    server_version: str | None
+    target: str | None
+    """The model the server serves."""
+    hardware: str | None
+    measured_at: str
+    """UTC, ISO 8601."""
+    reasons: dict[str, str] = _REASONS
+
+
+class Measured(Section):
+    """Measurements on servers, the newest first; the headline is the newest."""
+
+    acceptance_length: FiniteFloat
+    num_steps: int
+    includes_bonus_token: Literal[True] = True
+    measurements: list[Measurement]
+    reasons: dict[str, str] = _REASONS
+
+
+class ExportMetadata(Section):
+    """metadata.json: what an export is and how good it should be."""
+
+    schema_version: Literal[1] = 1
+    epoch: int | None
+    """Epoch of the checkpoint, counted from 0 as speculators does."""
+    global_step: int | None
+    """Optimizer steps before the save."""
+    full_acc_0: FiniteFloat | None
+    """Share of positions where the first drafted token is right, in [0, 1]."""
+    estimated_acceptance_length: FiniteFloat | None
+    """Expected tokens per verify step; acceptance says how, at what depth and with or without bonus token."""
+    reasons: dict[str, str] = _REASONS
+    name: str
+    """The export's directory name."""
+    created_at: str
+    """UTC, ISO 8601."""
+    acceptance: AcceptanceEstimate
+    measured: Measured | None
+    sglang: Serving
+    source: Source
+    weights: Weights
+    versions: dict[str, str]
+    """Releases of what took part: eagle3_export, python, and those of torch and the like that were loaded."""
+
+
+class IndexEntry(Section):
+    """One export in the index."""
+
+    name: str
+    epoch: int | None
+    global_step: int | None
+    full_acc_0: FiniteFloat | None
+    estimated_acceptance_length: FiniteFloat | None
+    measured_acceptance_length: FiniteFloat | None
+    measured_num_steps: int | None
+    acceptance_source: AccuracySource | None
+    acceptance_method: str | None
+    per_depth: dict[str, FiniteFloat]
+    """Estimated acceptance length, bonus token included, by draft depth."""
+    kind: CheckpointKind
+    created_at: str
+    bytes: int
+    seconds: FiniteFloat
+    reasons: dict[str, str] = _REASONS
+
+
+class ExportIndex(Section):
+    """index.json: every export of a run, in order of training."""
+
+    schema_version: Literal[1] = 1
+    latest: str | None
+    best: str | None
+    updated_at: str
+    exports: list[IndexEntry]
+    reasons: dict[str, str] = _REASONS
