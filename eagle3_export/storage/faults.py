@@ -1,0 +1,88 @@
+"""Turns operating-system errors into `StorageError`: which file, why, and what would help."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from eagle3_export.errors import StorageError
+
+_REMEDIES = {
+    errno.EROFS: "Choose an output directory on a filesystem that is mounted for writing.",
+    errno.EACCES: "Give this user permission there, or choose another output directory.",
+    errno.EPERM: "Give this user permission there, or choose another output directory.",
+    errno.ENOENT: "Check that the directory still exists and that nothing else removes it.",
+    errno.ENOTDIR: "A file stands where a directory is needed: move it away.",
+    errno.ENAMETOOLONG: "Choose a shorter name.",
+    errno.EXDEV: "Keep the whole output directory on one filesystem, without mounts inside it.",
+    errno.EBUSY: "Something is mounted or in use there: unmount it or choose another output directory.",
+    errno.EIO: "The device or the network filesystem reported a fault: check it before trusting its files.",
+    errno.ESTALE: "The network filesystem lost the file: check the server and try again.",
+    errno.EMFILE: "Raise the limit of open files (ulimit -n).",
+    errno.ELOOP: "A symbolic link stands in the way and is not followed: remove it.",
+}
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def shown(path: str | os.PathLike[str]) -> str:
+    """The path for messages, printable anywhere: bytes that are not UTF-8 are escaped."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def human_bytes(count: int) -> str:
+    """A byte count for messages, such as ``4.6 GB`` (decimal units)."""
+    size = float(count)
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{count} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def free_bytes(path: Path) -> int | None:
+    """Bytes that a user can still write on the filesystem of `path`; None where it cannot be told."""
+    try:
+        status = os.statvfs(path)
+    except OSError:
+        return None
+    # Some FUSE filesystems fill in nothing.
+    return status.f_bavail * status.f_frsize if status.f_blocks else None
+
+
+def disk_full_error(doing: str, path: Path, needed: int | None, reason: str = "") -> StorageError:
+    """The error for a full disk or an exhausted quota: how much was needed, how much is free."""
+    free = free_bytes(path if path.is_dir() else path.parent)
+    amounts = [
+        f"{human_bytes(needed)} needed" if needed else "",
+        f"{human_bytes(free)} free" if free is not None else "",
+    ]
+    numbers = ", ".join(filter(None, amounts))
+    return StorageError(
+        f"{doing} {shown(path)} failed: no space left" + (f" ({numbers})." if numbers else "."),
+        why=reason or "The export was not published; what had been published before is untouched.",
+        remedy="Free space there, set keep_last, or choose an output directory on another filesystem.",
+    )
+
+
+def storage_error(error: OSError, doing: str, path: Path, *, needed: int | None = None) -> StorageError:
+    """The `StorageError` for `error`, met while `doing` something to `path`; `needed` is in bytes."""
+    if error.errno in DISK_FULL:
+        reason = (
+            "The quota is exhausted; the export was not published." if error.errno == errno.EDQUOT else ""
+        )
+        return disk_full_error(doing, path, needed, reason)
+    cause = os.strerror(error.errno) if error.errno is not None else str(error)
+    return StorageError(f"{doing} {shown(path)} failed: {cause}.", remedy=_REMEDIES.get(error.errno or 0, ""))
+
+
+@contextmanager
+def os_errors(doing: str, path: Path, *, needed: int | None = None) -> Iterator[None]:
+    """Raises every `OSError` of the block as `StorageError`."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(error, doing, path, needed=needed) from error

@@ -1,0 +1,276 @@
+"""Publication by rename: a reader sees all of a directory, file or pointer, or what was there before.
+
+Names that begin with `.eagle3-export-` are ours. What a killed process leaves under them, `clean_leftovers`
+removes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import logging
+import os
+import secrets
+import shutil
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from eagle3_export.errors import StorageError
+from eagle3_export.storage.faults import os_errors, shown, storage_error
+
+logger = logging.getLogger(__name__)
+
+# Short and independent of the published name, which may already have the 255 bytes that a name can have.
+_STAGING, _REPLACED, _FILE, _POINTER = (
+    f".eagle3-export-{kind}-" for kind in ("staging", "replaced", "file", "pointer")
+)
+DISCARDED = ".eagle3-export-discarded-"
+
+_AT_FDCWD = -100
+_RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
+_NO_SUCH_RENAME = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY)
+
+
+def staging_directory(final: Path) -> Path:
+    """Makes an empty directory beside `final`, on the same filesystem, to build its content in.
+
+    Raises:
+        StorageError: the parent directory cannot be made or written.
+    """
+    parent = final.parent
+    with os_errors("Creating a directory in", parent):
+        parent.mkdir(parents=True, exist_ok=True)
+        staged = _aside(parent, _STAGING)
+        staged.mkdir()
+    return staged
+
+
+def publish_directory(staged: Path, final: Path, *, replace: bool) -> None:
+    """Syncs `staged` to disk and moves it to `final` by one rename.
+
+    Where `final` exists and `replace` is true, the two are exchanged, so that the name never vanishes
+    (renameat2, Linux 3.15 and most local filesystems). Elsewhere the old one steps aside first;
+    `clean_leftovers` puts it back if the process dies between the two renames. Readers keep the old files
+    that they have open.
+
+    Raises:
+        StorageError: `final` exists and must not be replaced, or is no directory; or the filesystem
+            refused. Then `final` is as it was and `staged` is still there.
+    """
+    with os_errors("Syncing", staged):
+        _sync_tree(staged)
+    with os_errors("Publishing", final):
+        if replace and _is_directory(final):
+            _exchange(staged, final)
+        else:
+            _rename_new(staged, final)
+        sync_directory(final.parent)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Puts `content` at `path` by rename, synced; a symbolic link there is replaced, not followed.
+
+    Raises:
+        StorageError: the file cannot be written; the old one is then untouched.
+    """
+    aside = _aside(path.parent, _FILE)
+    try:
+        with os_errors("Writing", path, needed=len(content)):
+            descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            aside.replace(path)
+            sync_directory(path.parent)
+    except BaseException:
+        with suppress(OSError):
+            aside.unlink()
+        raise
+
+
+def set_pointer(output_dir: Path, name: str, target: str) -> None:
+    """Makes the symbolic link `name` in `output_dir` point to its sibling `target`, by rename.
+
+    Raises:
+        StorageError: something that is no symbolic link stands there, or the filesystem has no symbolic
+            links.
+    """
+    link = output_dir / name
+    if Path(target).name != target or target in ("", ".", ".."):
+        raise StorageError(f"{shown(link)} may only point to a neighbour, not to {target!r}.")
+    with os_errors("Pointing", link):
+        if os.path.lexists(link) and not link.is_symlink():
+            raise StorageError(
+                f"{shown(link)} exists and is not a symbolic link.",
+                why=f"It would have to be replaced to point to {target!r}.",
+                remedy="Move it away.",
+            )
+        aside = _aside(output_dir, _POINTER)
+        aside.symlink_to(target)
+        try:
+            aside.replace(link)
+        except BaseException:
+            with suppress(OSError):
+                aside.unlink()
+            raise
+        sync_directory(output_dir)
+
+
+def clean_leftovers(output_dir: Path) -> list[Path]:
+    """Removes what a killed export left in `output_dir`, after putting back what it had moved aside.
+
+    Call it under `output_lock`: another process's work in progress looks the same.
+
+    Returns:
+        the paths that were removed or put back.
+    """
+    handled: list[Path] = []
+    if not output_dir.is_dir():
+        return handled
+    with os_errors("Cleaning", output_dir):
+        for path in sorted(output_dir.iterdir()):
+            if path.name.startswith(_REPLACED):
+                handled += _put_back(path)
+            elif path.name.startswith((_STAGING, DISCARDED, _FILE, _POINTER)):
+                _remove(path)
+                handled.append(path)
+            elif _is_directory(path):
+                for inner in path.glob(f"{_FILE}*"):
+                    _remove(inner)
+                    handled.append(inner)
+    return handled
+
+
+def discard_directory(directory: Path) -> None:
+    """Removes a published directory: first its name, so that nobody finds half of it, then its files."""
+    aside = _aside(directory.parent, DISCARDED)
+    with os_errors("Removing", directory):
+        directory.rename(aside)
+    _remove_quietly(aside)
+
+
+def sync_directory(directory: Path) -> None:
+    """Makes the renames inside `directory` survive a power cut, where the filesystem can."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _aside(directory: Path, prefix: str) -> Path:
+    return directory / f"{prefix}{secrets.token_hex(6)}"
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        return stat.S_ISDIR(path.lstat().st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _sync_tree(directory: Path) -> None:
+    for parent, directories, files in os.walk(directory, topdown=False):
+        for name in files:
+            descriptor = os.open(os.path.join(parent, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)  # noqa: PTH118
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        for name in directories:
+            sync_directory(Path(parent, name))
+    sync_directory(directory)
+
+
+def _rename_new(staged: Path, final: Path) -> None:
+    inode = staged.lstat().st_ino
+    try:
+        if not _renameat2(staged, final, _RENAME_NOREPLACE):
+            if os.path.lexists(final):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+            staged.rename(final)
+    except OSError as error:
+        # A network filesystem may answer a repeated request for a rename that it has already done.
+        if error.errno == errno.ENOENT and _inode(final) == inode:
+            return
+        if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR):
+            raise _in_the_way(final) from error
+        raise
+
+
+def _in_the_way(final: Path) -> StorageError:
+    kind = "a symbolic link" if final.is_symlink() else "a directory" if final.is_dir() else "a file"
+    return StorageError(
+        f"{shown(final)} already exists and is {kind}.",
+        why="An existing export is replaced only on request; anything else never.",
+        remedy="Choose another name or allow overwriting." if kind == "a directory" else "Move it away.",
+    )
+
+
+def _exchange(staged: Path, final: Path) -> None:
+    if _renameat2(staged, final, _RENAME_EXCHANGE):
+        sync_directory(final.parent)
+        _remove_quietly(staged)
+        return
+    aside = _aside(final.parent, _REPLACED)
+    aside.mkdir()
+    final.rename(aside / final.name)
+    try:
+        _rename_new(staged, final)
+    except BaseException:
+        (aside / final.name).rename(final)
+        with suppress(OSError):
+            aside.rmdir()
+        raise
+    sync_directory(final.parent)
+    _remove_quietly(aside)
+
+
+def _put_back(aside: Path) -> list[Path]:
+    for old in aside.iterdir():
+        home = aside.parent / old.name
+        if not os.path.lexists(home):
+            old.rename(home)
+            logger.warning("%s was put back: the process that was replacing it had died", shown(home))
+    sync_directory(aside.parent)
+    _remove(aside)
+    return [aside]
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.lstat().st_ino
+    except OSError:
+        return None
+
+
+def _remove(path: Path) -> None:
+    if _is_directory(path):
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _remove_quietly(path: Path) -> None:
+    try:
+        _remove(path)
+    except OSError as error:
+        logger.warning("%s", storage_error(error, "Removing the replaced", path))
+
+
+def _renameat2(source: Path, target: Path, flags: int) -> bool:
+    """Renames with flags; False where the C library, kernel or filesystem has no such call."""
+    function = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if function is None:
+        return False
+    if function(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), ctypes.c_uint(flags)) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in _NO_SUCH_RENAME:
+        return False
+    raise OSError(number, os.strerror(number), os.fsencode(source), None, os.fsencode(target))
