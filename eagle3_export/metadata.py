@@ -210,7 +210,7 @@ def build_index(
 def choose_best(exports: Sequence[ExportMetadata]) -> str | None:
     """Name of the export with the highest estimate from validation, the later one of two that are equal.
 
-    Only estimates of the most common method are compared, for a geometric one is not on the scale of the others.
+    Only estimates on the scale of most are compared: a geometric one does not count the bonus token.
     """
     rated = [
         export
