@@ -1,4 +1,4 @@
-"""A toy verifier and toy drafts for the serving tests: real transformers and speculators classes, small sizes.
+"""A toy verifier and toy drafts for the serving tests: real transformers and speculators classes, small.
 
 Both are trained for a few seconds on a simple language, so that a draft that is served as trained is accepted
 nearly always and one that is not shows it.

@@ -1,0 +1,47 @@
+"""Which tensors SGLang's `load_weights` expects for a draft, from the parameters that it built."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+# SGLang stacks these (models/llama_eagle3.py, stacked_params_mapping)
+STACKED = {
+    ".qkv_proj.": (".q_proj.", ".k_proj.", ".v_proj."),
+    ".gate_up_proj.": (".gate_proj.", ".up_proj."),
+}
+VOCABULARY_MAPS = ("d2t", "t2d")
+
+
+def expected_keys(parameters: Iterable[str]) -> set[str]:
+    """Checkpoint keys that fill `parameters`, without the prefix `model.` and with `layers.0` for
+    `midlayer`.
+    """
+    keys: set[str] = set()
+    for parameter in parameters:
+        name = parameter.removeprefix("model.")
+        stack = next((stack for stack in STACKED if stack in name), None)
+        keys.update([name] if stack is None else [name.replace(stack, part) for part in STACKED[stack]])
+    return keys
+
+
+def refuse_unless_complete(keys: Collection[str], parameters: Collection[str], config: Any) -> None:
+    """Raise ValueError unless `keys` fill every one of `parameters` and none is left over."""
+    found = {key.removeprefix("model.").replace("midlayer.", "layers.0.") for key in keys}
+    expected = expected_keys(parameters)
+    missing = expected - found
+    if config.draft_vocab_size != config.vocab_size and "d2t" not in found:
+        missing.add("d2t")
+    unknown = found - expected - set(VOCABULARY_MAPS)
+    if not missing and not unknown:
+        return
+    problems = [
+        f"{what}: {', '.join(sorted(names))}"
+        for what, names in (("missing", missing), ("unknown", unknown))
+        if names
+    ]
+    raise ValueError(
+        f"The weights do not fit the draft that config.json describes ({'; '.join(problems)}). SGLang would "
+        "leave missing parameters uninitialised and drop unknown tensors. Export the checkpoint again with "
+        "eagle3-export."
+    )
