@@ -1,4 +1,4 @@
-"""Writes a safetensors file from tensors in others: by reflink clone where possible, else copied in the kernel."""
+"""Writes a safetensors file from tensors in others: by reflink clone, or else copied in the kernel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from eagle3_export.errors import StorageError
-from eagle3_export.storage.faults import DISK_FULL, disk_full_error, free_bytes, os_errors, shown
+from eagle3_export.storage.faults import DISK_FULL, FILE_MODE, disk_full_error, free_bytes, os_errors, shown
 from eagle3_export.storage.layout import Layout, Segment, plan_layout
 from eagle3_export.storage.safetensors_file import TensorSource
 from eagle3_export.storage.sources import FICLONE, FICLONERANGE, PinnedSources, open_sources
@@ -73,7 +73,7 @@ def write_safetensors(
     with open_sources(tensors) if sources is None else nullcontext(sources) as pinned:
         with os_errors("Writing", destination, needed=layout.nbytes):
             # O_EXCL also refuses a symbolic link planted under this name.
-            target = os.open(destination, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            target = os.open(destination, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
         try:
             with os_errors("Writing", destination, needed=layout.nbytes):
                 method, copied = _fill(target, layout, pinned, destination)

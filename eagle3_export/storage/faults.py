@@ -26,6 +26,9 @@ _REMEDIES = {
 }
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+# Before the umask: groups may share exports, nobody else may write them.
+FILE_MODE = 0o664
+DIRECTORY_MODE = 0o775
 
 
 def shown(path: str | os.PathLike[str]) -> str:

@@ -8,6 +8,7 @@ integer maxima over a buffer that stays in the CPU's cache decide it, without a 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, NamedTuple
@@ -50,11 +51,18 @@ _NEGATIVE_ZERO_IS_NAN = {"F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1}
 
 
 def non_finite_tensors(
-    tensors: Sequence[tuple[str, TensorSource]], *, sources: PinnedSources | None = None
+    tensors: Sequence[tuple[str, TensorSource]],
+    *,
+    sources: PinnedSources | None = None,
+    stop: threading.Event | None = None,
 ) -> list[str]:
     """The names of the tensors that hold a NaN or an infinity, in the order given.
 
     Streams the files through one buffer of 1 MiB. Integer and boolean tensors are finite.
+
+    Args:
+        sources: the opened sources, from `open_sources`; None opens them for this call.
+        stop: once set, the scan ends early and its answer means nothing.
 
     Raises:
         StorageError: a source cannot be read, or changed while it was.
@@ -67,15 +75,17 @@ def non_finite_tensors(
         for name, source in tensors:
             if source.entry.dtype in _LIMITS or source.entry.dtype in _NEGATIVE_ZERO_IS_NAN:
                 with os_errors("Reading", source.file.path):
-                    if _has_non_finite(pinned.descriptor(source.file), source, buffer):
+                    if _has_non_finite(pinned.descriptor(source.file), source, buffer, stop):
                         found.append(name)
         pinned.require_unchanged()
     return found
 
 
-def _has_non_finite(descriptor: int, source: TensorSource, buffer: np.ndarray) -> bool:
+def _has_non_finite(
+    descriptor: int, source: TensorSource, buffer: np.ndarray, stop: threading.Event | None
+) -> bool:
     at, end = source.entry.offset, source.entry.offset + source.entry.nbytes
-    while at < end:
+    while at < end and not (stop and stop.is_set()):
         want = min(len(buffer), end - at)
         have = 0
         while have < want:

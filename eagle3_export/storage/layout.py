@@ -114,7 +114,7 @@ def _append_run(runs: list[Segment], piece: Segment) -> None:
 
 
 def _data_start(least: int, runs: list[Segment], nbytes: int, block_size: int) -> int:
-    """The first tensor byte's offset, from `least` on: where the longest run lies in blocks as in its source."""
+    """The first tensor byte's offset, `least` or more: the longest run lies in blocks as in its source."""
     if not runs:
         return least
     longest = max(runs, key=lambda run: run.nbytes)

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from eagle3_export.errors import StorageError
-from eagle3_export.storage.faults import os_errors, shown
+from eagle3_export.storage.faults import FILE_MODE, os_errors, shown
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def output_lock(output_dir: Path) -> Iterator[None]:
 
 def _acquire(path: Path) -> int:
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
         try:
             _flock(path, descriptor)
             # The holder before us may have removed the name: then this is a lock on nothing.

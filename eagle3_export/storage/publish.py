@@ -6,7 +6,6 @@ removes.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import logging
 import os
@@ -17,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from eagle3_export.errors import StorageError
-from eagle3_export.storage.faults import os_errors, shown, storage_error
+from eagle3_export.storage.faults import DIRECTORY_MODE, FILE_MODE, os_errors, shown, storage_error
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +41,7 @@ def staging_directory(final: Path) -> Path:
     with os_errors("Creating a directory in", parent):
         parent.mkdir(parents=True, exist_ok=True)
         staged = _aside(parent, _STAGING)
-        staged.mkdir()
+        staged.mkdir(DIRECTORY_MODE)
     return staged
 
 
@@ -77,7 +76,7 @@ def replace_file(path: Path, content: bytes) -> None:
     aside = _aside(path.parent, _FILE)
     try:
         with os_errors("Writing", path, needed=len(content)):
-            descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
                 file.flush()
@@ -218,7 +217,7 @@ def _exchange(staged: Path, final: Path) -> None:
         _remove_quietly(staged)
         return
     aside = _aside(final.parent, _REPLACED)
-    aside.mkdir()
+    aside.mkdir(DIRECTORY_MODE)
     final.rename(aside / final.name)
     try:
         _rename_new(staged, final)
@@ -265,6 +264,8 @@ def _remove_quietly(path: Path) -> None:
 
 def _renameat2(source: Path, target: Path, flags: int) -> bool:
     """Renames with flags; False where the C library, kernel or filesystem has no such call."""
+    import ctypes  # costs a tenth of this package's start-up
+
     function = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if function is None:
         return False
