@@ -1,0 +1,290 @@
+"""One export, start to finish: read, check, translate, write, publish, describe.
+
+The callback, `convert` and `watch` all walk this way. `prepare_export` is the part that the training thread pays
+for: it reads two headers, decides, and holds the source files open. `PreparedExport.run` moves the bytes and
+publishes; it may run in a background thread.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from eagle3_export.checkpoint import Checkpoint, read_checkpoint
+from eagle3_export.compatibility import Finding, ServingPlan, plan_serving
+from eagle3_export.config import ExportConfig
+from eagle3_export.errors import CheckpointError, IncompatibleDraftError, StorageError
+from eagle3_export.sglang.target import ServingTarget
+from eagle3_export.source_state import SavePoint, save_point, validation_metrics
+from eagle3_export.storage.copy import WriteReport, write_safetensors
+from eagle3_export.storage.finite import non_finite_tensors
+from eagle3_export.storage.publish import publish_directory, staging_directory
+from eagle3_export.storage.safetensors_file import TensorSource
+from eagle3_export.storage.sources import PinnedSources, open_sources
+from eagle3_export.verifier import Verifier, read_verifier
+
+if TYPE_CHECKING:
+    from eagle3_export.acceptance import Coverage
+    from eagle3_export.metadata import ExportMetadata
+
+WEIGHTS_FILE = "model.safetensors"
+CONFIG_FILE = "config.json"
+METADATA_FILE = "metadata.json"
+MODEL_CARD_FILE = "README.md"
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """One published export.
+
+    Attributes:
+        directory: where it is.
+        metadata: what its metadata.json says.
+        findings: what the checks found, *incompatible* never among them.
+        written: how its weights were written.
+    """
+
+    directory: Path
+    metadata: ExportMetadata
+    findings: tuple[Finding, ...]
+    written: WriteReport
+
+
+@dataclass(frozen=True)
+class ValidationMetrics:
+    """The trainer's metrics of exactly this checkpoint, or why there are none."""
+
+    values: Mapping[str, Any] | None
+    missing_reason: str | None = None
+
+
+@dataclass
+class PreparedExport:
+    """An export that has been checked and whose source files are held open. A context manager."""
+
+    checkpoint: Checkpoint
+    plan: ServingPlan
+    destination: Path
+    config: ExportConfig
+    save_point: SavePoint
+    metrics: ValidationMetrics
+    coverage: Coverage | None
+    tensors: list[tuple[str, TensorSource]]
+    sources: PinnedSources
+
+    def run(self, *, replace: bool) -> ExportResult:
+        """Writes, scans and publishes; the sources are let go of in any case.
+
+        Args:
+            replace: an export that stands at the destination is replaced by it, in one rename.
+
+        Raises:
+            StorageError: the bytes could not be read, written or published; nothing is left behind.
+            CheckpointError: a tensor that SGLang would read holds NaN or infinity.
+        """
+        with self.sources:
+            staged = staging_directory(self.destination)
+            try:
+                written = write_safetensors(
+                    staged / WEIGHTS_FILE, self.tensors, metadata={"format": "pt"}, sources=self.sources
+                )
+                _require_finite(
+                    non_finite_tensors(self.tensors, sources=self.sources), self.checkpoint.directory
+                )
+                metadata = self._describe(written)
+                _write_documents(staged, self.plan.config, metadata)
+                publish_directory(staged, self.destination, replace=replace)
+            finally:
+                shutil.rmtree(staged, ignore_errors=True)
+        return ExportResult(self.destination, metadata, tuple(self.plan.findings), written)
+
+    def close(self) -> None:
+        """Lets the source files go without exporting."""
+        self.sources.close()
+
+    def __enter__(self) -> PreparedExport:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _describe(self, written: WriteReport) -> ExportMetadata:
+        from eagle3_export.metadata import FindingRecord, Serving, Source, Weights, build_metadata
+
+        draft, plan = self.checkpoint.draft, self.plan
+        return build_metadata(
+            name=self.destination.name,
+            epoch=self.save_point.epoch,
+            global_step=self.save_point.global_step,
+            sglang=Serving(
+                runtime=plan.runtime,
+                version=self.config.sglang_version,
+                minimum_version=plan.minimum_sglang_version,
+                architecture=plan.architecture,
+                launch_arguments=list(plan.launch_arguments),
+                findings=[FindingRecord.model_validate(finding) for finding in plan.findings],
+                reasons=_reasons(
+                    minimum_version=(plan.minimum_sglang_version, "No known release computes it.")
+                ),
+            ),
+            source=Source(
+                checkpoint=str(self.checkpoint.directory),
+                kind=self.save_point.kind,
+                local_step=self.save_point.local_step,
+                speculators_version=self.checkpoint.speculators_version,
+                verifier=draft.verifier_name,
+                size=sum(source.entry.nbytes for source in self.checkpoint.tensors.values()),
+                digest=None,
+                reasons=_reasons(
+                    local_step=(self.save_point.local_step, "The checkpoint has no training_state.json."),
+                    speculators_version=(
+                        self.checkpoint.speculators_version,
+                        "The checkpoint's config.json does not say.",
+                    ),
+                    verifier=(draft.verifier_name, "The checkpoint's config.json names no verifier."),
+                    digest=(None, "Not computed: it would cost more than the copy."),
+                ),
+            ),
+            weights=Weights(
+                tensors=len(self.tensors),
+                bytes=written.bytes_total,
+                dtype=draft.dtype,
+                copy_method=written.method,
+                bytes_copied=written.bytes_copied,
+                embed_tokens=self._embedding(),
+                seconds=written.seconds,
+            ),
+            metrics=self.metrics.values,
+            metrics_missing_reason=self.metrics.missing_reason,
+            num_steps=self.config.num_steps,
+            coverage=self.coverage,
+        )
+
+    def _embedding(self) -> Any:
+        if "embed_tokens.weight" in self.plan.names:
+            return "kept"
+        return "dropped" if "embed_tokens.weight" in self.checkpoint.tensors else "absent"
+
+
+def prepare_export(
+    checkpoint_path: str | Path,
+    destination: str | Path,
+    config: ExportConfig,
+    *,
+    verifier: Verifier | None = None,
+    moment: SavePoint | None = None,
+    metrics: ValidationMetrics | None = None,
+    coverage: Coverage | None = None,
+) -> PreparedExport:
+    """Reads and checks a checkpoint and holds its files open; no tensor is loaded, nothing is written.
+
+    Args:
+        checkpoint_path: a checkpoint directory, a symlink to one, or a hub id in the local cache.
+        destination: the directory that the export becomes.
+        verifier: the target model's facts; None looks them up where the checkpoint points to.
+        moment: which save this is; None reads it from the checkpoint.
+        metrics: its own validation's metrics; None reads them from the checkpoint.
+        coverage: of the draft vocabulary over the run's text, where known.
+
+    Raises:
+        CheckpointError: the checkpoint is missing, malformed or contradicts itself.
+        IncompatibleDraftError: the chosen SGLang release and runtime cannot serve it as trained.
+    """
+    checkpoint = read_checkpoint(checkpoint_path)
+    target = ServingTarget(
+        sglang_version=config.sglang_version,
+        runtime=config.runtime,
+        verifier=verifier or read_verifier(checkpoint.draft.verifier_name),
+    )
+    plan = plan_serving(checkpoint, target, keep_embed_tokens=config.embed_tokens == "keep")
+    obstacles = [finding for finding in plan.findings if finding.level == "incompatible"]
+    if obstacles:
+        raise IncompatibleDraftError(obstacles)
+    tensors = [(new, checkpoint.tensors[old]) for old, new in plan.names.items()]
+    parent = Path(destination).parent
+    return PreparedExport(
+        checkpoint=checkpoint,
+        plan=plan,
+        destination=Path(destination),
+        config=config,
+        save_point=moment or save_point(checkpoint),
+        metrics=metrics or ValidationMetrics(*validation_metrics(checkpoint)),
+        coverage=coverage,
+        tensors=tensors,
+        sources=open_sources(tensors, clone_beside=parent if parent.is_dir() else None),
+    )
+
+
+def export_checkpoint(
+    checkpoint_path: str | Path,
+    destination: str | Path,
+    config: ExportConfig | None = None,
+    *,
+    overwrite: bool = False,
+) -> ExportResult:
+    """Exports one checkpoint to the directory `destination`.
+
+    Args:
+        overwrite: replace what stands there.
+
+    Raises:
+        CheckpointError, IncompatibleDraftError, StorageError: see `prepare_export` and `PreparedExport.run`.
+    """
+    destination = Path(destination)
+    _require_free(destination, overwrite)
+    with prepare_export(checkpoint_path, destination, config or ExportConfig()) as prepared:
+        return prepared.run(replace=overwrite)
+
+
+def _require_free(destination: Path, overwrite: bool) -> None:
+    """Says so before the work rather than after it."""
+    if not overwrite and (destination.exists() or destination.is_symlink()):
+        raise StorageError(
+            f"{destination} exists.",
+            why="A published export never changes.",
+            remedy="Choose another directory, or pass --overwrite to replace it.",
+        )
+
+
+def _require_finite(names: list[str], directory: Path) -> None:
+    if not names:
+        return
+    remedy = "Resume from an earlier checkpoint; the training has diverged or never loaded these weights."
+    if names == ["embed_tokens.weight"]:
+        remedy = (
+            "Export with embed_tokens: drop (SGLang uses the target's embedding), or check the verifier path."
+        )
+    raise CheckpointError(
+        f"{directory}: NaN or infinite values in {', '.join(names)}.",
+        why="SGLang would load them and accept nothing.",
+        remedy=remedy,
+    )
+
+
+def _reasons(**pairs: tuple[Any, str]) -> dict[str, str]:
+    """The reasons of those values that are null."""
+    return {name: why for name, (value, why) in pairs.items() if value is None}
+
+
+def _write_documents(staged: Path, config: Mapping[str, Any], metadata: ExportMetadata) -> None:
+    from eagle3_export.metadata import to_json
+    from eagle3_export.model_card import render_model_card
+
+    content = json.dumps(config, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    try:
+        (staged / CONFIG_FILE).write_text(content, encoding="utf-8")
+        (staged / METADATA_FILE).write_bytes(to_json(metadata))
+        (staged / MODEL_CARD_FILE).write_text(render_model_card(metadata), encoding="utf-8")
+    except OSError as error:
+        raise StorageError(
+            f"Writing the documents to {staged}: {error.strerror or error}.",
+            why="Nothing was published.",
+            remedy="Free space or fix permissions, then export again.",
+        ) from error

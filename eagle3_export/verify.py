@@ -1,0 +1,189 @@
+"""Checks an export again: names, shapes, dtypes, finiteness, vocabulary map, config, metadata; and, given its
+source, every byte."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from eagle3_export.checkpoint import Checkpoint, read_checkpoint
+from eagle3_export.compatibility import Finding, check_draft
+from eagle3_export.draft import Draft
+from eagle3_export.errors import Eagle3ExportError, ExportInvalidError
+from eagle3_export.export import CONFIG_FILE, METADATA_FILE, WEIGHTS_FILE
+from eagle3_export.fields import read_json_object
+from eagle3_export.layout import check_layout
+from eagle3_export.sglang.exported import read_exported_draft
+from eagle3_export.sglang.names import translate_names
+from eagle3_export.sglang.target import ServingTarget
+from eagle3_export.storage.finite import non_finite_tensors
+from eagle3_export.storage.safetensors_file import SafetensorsFile, TensorSource, read_safetensors
+from eagle3_export.vocabulary import check_vocabulary
+
+_CHUNK = 4 << 20
+
+
+@dataclass
+class VerifyReport:
+    """What a verification found.
+
+    Attributes:
+        problems: (name of the check, what is wrong); empty if the export holds what it claims.
+        findings: what the serving side should know, as at export.
+        checks: names of the checks that ran.
+    """
+
+    export: Path
+    checks: list[str] = field(default_factory=list)
+    problems: list[tuple[str, str]] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+
+def verify_export(export: str | Path, *, source: str | Path | None = None) -> VerifyReport:
+    """Re-checks a published export.
+
+    Args:
+        export: its directory, or a pointer such as `latest`.
+        source: the checkpoint it came from; then every tensor is compared byte by byte.
+
+    Raises:
+        ExportInvalidError: `export` is no directory.
+        CheckpointError: `source` cannot be read.
+    """
+    directory = Path(export)
+    if not directory.is_dir():
+        raise ExportInvalidError(
+            f"{directory} is not a directory.", remedy="Name one export, such as output/sglang/latest."
+        )
+    checkpoint = read_checkpoint(source) if source is not None else None
+    report = VerifyReport(directory)
+    file = _run(report, "weights", lambda: read_safetensors(directory / WEIGHTS_FILE))
+    config = _run(report, "config", lambda: read_json_object(directory / CONFIG_FILE))
+    draft = config and _run(
+        report, "config", lambda: read_exported_draft(config, str(directory / CONFIG_FILE))
+    )
+    metadata = _run(report, "metadata", lambda: _read_metadata(directory))
+    if file and draft:
+        _check_weights(report, file, draft)
+        if metadata:
+            _run(report, "metadata", lambda: _require_matching_metadata(metadata, file, config))
+            target = ServingTarget(metadata.sglang.version)
+            report.findings = _run(report, "findings", lambda: list(check_draft(draft, target))) or []
+    if file and checkpoint:
+        _run(report, "source", lambda: _require_same_bytes(checkpoint, file))
+    return report
+
+
+def _run(report: VerifyReport, check: str, action: Callable[[], Any]) -> Any:
+    """The action's result; our own errors become problems of the report."""
+    if check not in report.checks:
+        report.checks.append(check)
+    try:
+        return action()
+    except Eagle3ExportError as error:
+        report.problems.append((check, str(error)))
+        return None
+
+
+def _check_weights(report: VerifyReport, file: SafetensorsFile, draft: Draft) -> None:
+    where = str(file.path)
+    stored = {name: TensorSource(file, entry) for name, entry in file.tensors.items()}
+    plain = _run(report, "names", lambda: _training_names(draft, file))
+    if plain is None:
+        return
+    sources = {plain[name]: source for name, source in stored.items()}
+    entries = {name: source.entry for name, source in sources.items()}
+    _run(report, "names, shapes and dtypes", lambda: check_layout(draft, entries, where))
+    _run(report, "vocabulary map", lambda: check_vocabulary(draft, sources, where))
+    _run(report, "finite values", lambda: _require_finite(list(stored.items()), where))
+
+
+def _training_names(draft: Draft, file: SafetensorsFile) -> dict[str, str]:
+    """Exported name -> speculators' name, for every tensor of the file."""
+    from eagle3_export.layout import expected_shapes
+
+    known = translate_names([*expected_shapes(draft), "d2t", "t2d"])
+    back = {new: old for old, new in known.items()}
+    unknown = [name for name in file.tensors if name not in back]
+    if unknown:
+        raise ExportInvalidError(
+            f"{file.path} holds {', '.join(unknown[:5])}, which SGLang would drop without a word.",
+            remedy="Export the checkpoint again.",
+        )
+    return {name: back[name] for name in file.tensors}
+
+
+def _require_finite(tensors: list[tuple[str, TensorSource]], where: str) -> None:
+    names = non_finite_tensors(tensors)
+    if names:
+        raise ExportInvalidError(
+            f"{where}: NaN or infinite values in {', '.join(names)}.",
+            remedy="Export an earlier checkpoint.",
+        )
+
+
+def _read_metadata(directory: Path) -> Any:
+    from eagle3_export.metadata import read_metadata
+
+    return read_metadata(directory / METADATA_FILE)
+
+
+def _require_matching_metadata(metadata: Any, file: SafetensorsFile, config: dict[str, Any]) -> None:
+    claims = {
+        "weights.bytes": (metadata.weights.bytes, file.size),
+        "weights.tensors": (metadata.weights.tensors, len(file.tensors)),
+        "sglang.architecture": ([metadata.sglang.architecture], config["architectures"]),
+    }
+    wrong = [f"{key} is {said}, found {found}" for key, (said, found) in claims.items() if said != found]
+    if wrong:
+        raise ExportInvalidError(f"metadata.json does not describe this export: {'; '.join(wrong)}.")
+
+
+def _require_same_bytes(checkpoint: Checkpoint, file: SafetensorsFile) -> None:
+    names = translate_names(checkpoint.tensors)
+    expected = {new: checkpoint.tensors[old] for old, new in names.items()}
+    missing = sorted(set(expected) - set(file.tensors) - {"embed_tokens.weight"})
+    extra = sorted(set(file.tensors) - set(expected))
+    if missing or extra:
+        raise ExportInvalidError(
+            f"{file.path} and {checkpoint.directory} hold different tensors: "
+            f"missing {missing or 'none'}, not in the source {extra or 'none'}."
+        )
+    different = [
+        name
+        for name in file.tensors
+        if not _same_tensor(expected[name], TensorSource(file, file.tensors[name]))
+    ]
+    if different:
+        raise ExportInvalidError(
+            f"{file.path} differs from {checkpoint.directory} in {', '.join(different)}.",
+            why="It is an export of another save, or damaged.",
+            remedy="Export the checkpoint again.",
+        )
+
+
+def _same_tensor(a: TensorSource, b: TensorSource) -> bool:
+    if (a.entry.dtype, a.entry.shape, a.entry.nbytes) != (b.entry.dtype, b.entry.shape, b.entry.nbytes):
+        return False
+    return all(left == right for left, right in zip(_chunks(a), _chunks(b), strict=True))
+
+
+def _chunks(source: TensorSource) -> Iterator[bytes]:
+    try:
+        with source.file.path.open("rb") as stream:
+            stream.seek(source.entry.offset)
+            left = source.entry.nbytes
+            while left:
+                chunk = stream.read(min(_CHUNK, left))
+                if not chunk:
+                    raise ExportInvalidError(f"{source.file.path} ends early.")
+                left -= len(chunk)
+                yield chunk
+    except OSError as error:
+        raise ExportInvalidError(f"{source.file.path} cannot be read: {error.strerror or error}.") from error
