@@ -1,0 +1,61 @@
+"""The command that serves an export."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from eagle3_export.sglang.capabilities import capabilities
+from eagle3_export.sglang.target import ServingTarget
+
+
+def window_argument(sliding_windows: Sequence[int | None]) -> int | None:
+    """Value for `--speculative-draft-window-size`, or None where one value cannot say it.
+
+    SGLang lets a query see `value` keys before itself, speculators `window` keys including itself
+    (sglang 0.5.23, `layers/radix_attention.py`; speculators 0.9.0, `create_combined_mask_mod`).
+    """
+    windows = set(sliding_windows)
+    if len(windows) != 1:
+        return None
+    (window,) = windows
+    return window - 1 if window is not None and window > 1 else None
+
+
+def launch_arguments(config: Mapping[str, Any], target: ServingTarget, num_steps: int = 3) -> list[str]:
+    """Arguments of `sglang.launch_server` that this draft needs, without model paths.
+
+    Args:
+        config: the exported config.json.
+        num_steps: drafts per verify step, on one chain.
+    """
+    known = capabilities(target.sglang_version)
+    arguments = [
+        *("--speculative-algorithm", "EAGLE3"),
+        *("--speculative-num-steps", str(num_steps)),
+        *("--speculative-eagle-topk", "1"),
+        *("--speculative-num-draft-tokens", str(num_steps + 1)),
+    ]
+    window = window_argument(config["eagle3_export"]["sliding_window"])
+    if window is not None and known.window_flag:
+        arguments += ["--speculative-draft-window-size", str(window)]
+    if target.verifier is not None and target.verifier.quantization and known.draft_quantization_flag:
+        arguments += ["--speculative-draft-model-quantization", "unquant"]
+    return arguments
+
+
+def launch_command(
+    export_dir: str | Path, target_model: str, arguments: Sequence[str], *, extra: Sequence[str] = ()
+) -> str:
+    """One shell command that serves `target_model` with the draft in `export_dir`."""
+    return shlex.join(
+        [
+            *("python", "-m", "sglang.launch_server"),
+            *("--model-path", target_model),
+            *("--speculative-draft-model-path", str(export_dir)),
+            *arguments,
+            *extra,
+        ]
+    )

@@ -1,0 +1,86 @@
+"""The map between the draft's vocabulary and the verifier's: read, and proven to add up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from eagle3_export.draft import Draft
+from eagle3_export.errors import CheckpointError
+from eagle3_export.layout import INTEGER_DTYPES, MASK_DTYPES
+from eagle3_export.storage.safetensors_file import TensorSource
+
+_NUMPY_DTYPES: Mapping[str, str] = {"I64": "<i8", "I32": "<i4", "BOOL": "|u1", "U8": "|u1"}
+
+
+def check_vocabulary(draft: Draft, tensors: Mapping[str, TensorSource], where: str) -> None:
+    """Checks d2t (offsets: target id = i + d2t[i], int64 [draft_vocab_size]) and t2d (bool [vocab_size]).
+
+    SGLang computes `d2t + arange` (0.5.23, `LlamaForCausalLMEagle3.load_weights`), so absolute ids in d2t
+    would be served as other tokens. Neither tensor exists for a full vocabulary.
+
+    Raises:
+        CheckpointError: a map is missing, has the wrong shape or dtype, or does not add up.
+    """
+    d2t, t2d = tensors.get("d2t"), tensors.get("t2d")
+    if d2t is None and t2d is None:
+        if draft.reduced_vocabulary:
+            raise _broken(
+                where,
+                f"the draft vocabulary has {draft.draft_vocab_size} of {draft.vocab_size} tokens, but d2t is missing",
+            )
+        return
+    if d2t is None or t2d is None:
+        raise _broken(where, f"{'d2t' if d2t is None else 't2d'} is missing although the other one is there")
+    _check_form("d2t", d2t, draft.draft_vocab_size, INTEGER_DTYPES, where)
+    _check_form("t2d", t2d, draft.vocab_size, MASK_DTYPES, where)
+    offsets = _read(d2t).astype(np.int64)
+    mask = _read(t2d)
+    if mask.size and int(mask.max()) > 1:
+        raise _broken(where, "t2d holds values other than 0 and 1")
+    if bool((np.abs(offsets) > draft.vocab_size).any()):
+        raise _broken(where, "d2t holds offsets larger than the vocabulary")
+    ids = offsets + np.arange(offsets.size, dtype=np.int64)
+    if ids.min() < 0 or ids.max() >= draft.vocab_size:
+        hint = (
+            " (absolute ids instead of offsets?)"
+            if 0 <= offsets.min() <= offsets.max() < draft.vocab_size
+            else ""
+        )
+        raise _broken(where, f"i + d2t[i] leaves the verifier's vocabulary of {draft.vocab_size}{hint}")
+    if bool((np.diff(ids) <= 0).any()):
+        raise _broken(
+            where, "i + d2t[i] is not strictly increasing, so draft tokens share or swap target tokens"
+        )
+    if not np.array_equal(ids, np.flatnonzero(mask)):
+        raise _broken(where, "i + d2t[i] names other tokens than those set in t2d")
+
+
+def _check_form(name: str, source: TensorSource, length: int, dtypes: tuple[str, ...], where: str) -> None:
+    entry = source.entry
+    if entry.shape != (length,) or entry.dtype not in dtypes:
+        raise _broken(
+            where, f"{name} is {entry.dtype} {list(entry.shape)}, not {' or '.join(dtypes)} [{length}]"
+        )
+
+
+def _read(source: TensorSource) -> np.ndarray:
+    """The values of a small tensor; its size has been checked against the config."""
+    try:
+        with source.file.path.open("rb") as file:
+            file.seek(source.entry.offset)
+            content = file.read(source.entry.nbytes)
+    except OSError as error:
+        raise CheckpointError(f"{source.file.path} cannot be read: {error.strerror or error}.") from error
+    if len(content) != source.entry.nbytes:
+        raise CheckpointError(f"{source.file.path} was truncated while it was read.", remedy="Try again.")
+    return np.frombuffer(content, dtype=_NUMPY_DTYPES[source.entry.dtype])
+
+
+def _broken(where: str, problem: str) -> CheckpointError:
+    return CheckpointError(
+        f"{where}: {problem}.",
+        why="The server would propose other tokens than the draft means.",
+        remedy="Save the checkpoint again; train with matching d2t and t2d.",
+    )
