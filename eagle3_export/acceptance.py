@@ -11,7 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from eagle3_export.accuracies import Z95, Interval, StepAccuracies, StepAccuracy, step_accuracies
+from eagle3_export.accuracies import (
+    IN_DOCUMENTS,
+    Z95,
+    Interval,
+    StepAccuracies,
+    StepAccuracy,
+    step_accuracies,
+)
 
 __all__ = [
     "AcceptanceEstimate",
@@ -51,7 +58,7 @@ _ASSUMPTIONS = {
 class Coverage:
     """How much of the run's text the draft vocabulary can spell."""
 
-    __pydantic_config__: ClassVar[Mapping[str, Any]] = {"use_attribute_docstrings": True}
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = IN_DOCUMENTS
 
     tokens: int
     """Tokens counted."""
@@ -67,7 +74,7 @@ class Coverage:
 class DepthEstimate:
     """The acceptance length estimated for one draft depth."""
 
-    __pydantic_config__: ClassVar[Mapping[str, Any]] = {"use_attribute_docstrings": True}
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = IN_DOCUMENTS
 
     num_steps: int
     """Draft depth: SGLang's --speculative-num-steps, with top-k 1."""
@@ -85,7 +92,7 @@ class DepthEstimate:
 class AcceptanceEstimate:
     """An estimate of the acceptance length and all that is needed to compare it with another number."""
 
-    __pydantic_config__: ClassVar[Mapping[str, Any]] = {"use_attribute_docstrings": True}
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = IN_DOCUMENTS
 
     source: AccuracySource | None
     """validation, or training as a fallback for runs without one."""

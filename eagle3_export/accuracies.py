@@ -21,6 +21,8 @@ MAX_TTT_STEPS = (
 )
 Z95 = 1.959963984540054  # two-sided 95 % quantile of the standard normal distribution
 
+IN_DOCUMENTS = {"use_attribute_docstrings": True, "allow_inf_nan": False}  # read by pydantic only
+
 _RISE_TOLERANCE = 0.02  # relative; the steps count slightly different positions at the edges of a sequence
 _INFLATION_TOLERANCE = 0.05
 _KEY = re.compile(r"(full_acc|cond_acc)_(\d{1,3})(_total)?(?:_epoch)?")
@@ -30,6 +32,8 @@ _KEY = re.compile(r"(full_acc|cond_acc)_(\d{1,3})(_total)?(?:_epoch)?")
 class Interval:
     """A 95 % confidence interval, in the unit of the value it stands beside."""
 
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = IN_DOCUMENTS
+
     low: float
     high: float
 
@@ -38,7 +42,7 @@ class Interval:
 class StepAccuracy:
     """The accuracies of one TTT step, shares in [0, 1]; null where the run gave none or an impossible one."""
 
-    __pydantic_config__: ClassVar[Mapping[str, Any]] = {"use_attribute_docstrings": True}
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = IN_DOCUMENTS
 
     step: int
     """TTT step, 0 for the first drafted token."""

@@ -7,7 +7,7 @@ the models refuse a document without it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
@@ -16,6 +16,8 @@ from eagle3_export.acceptance import AcceptanceEstimate, AccuracySource
 SCHEMA_VERSION = 1
 
 CheckpointKind = Literal["end_of_epoch", "mid_epoch", "interrupted", "best", "unknown"]
+
+Share = Annotated[float, Field(ge=0, le=1)]
 
 _REASONS: Any = Field(default_factory=dict, description="Why a value here is null, by its name.")
 
@@ -118,7 +120,7 @@ class Measurement(Section):
     num_steps: int
     """Draft depth the server ran."""
     verify_steps: int
-    accepted_per_position: list[FiniteFloat] | None
+    accepted_per_position: list[Share] | None
     """Share of verify steps in which at least k + 1 drafts were accepted, k < num_steps."""
     reported_acceptance_length: FiniteFloat | None
     """The server's own figure, completion tokens / verify steps; short outputs bias it."""
@@ -160,7 +162,7 @@ class ExportMetadata(Section):
     """Epoch of the checkpoint, counted from 0 as speculators does."""
     global_step: int | None
     """Optimizer steps before the save."""
-    full_acc_0: FiniteFloat | None
+    full_acc_0: Share | None
     """Share of positions where the first drafted token is right, in [0, 1]."""
     estimated_acceptance_length: FiniteFloat | None
     """Expected tokens per verify step; acceptance says how, at what depth and with or without bonus token."""
@@ -184,7 +186,7 @@ class IndexEntry(Section):
     name: str
     epoch: int | None
     global_step: int | None
-    full_acc_0: FiniteFloat | None
+    full_acc_0: Share | None
     estimated_acceptance_length: FiniteFloat | None
     measured_acceptance_length: FiniteFloat | None
     measured_num_steps: int | None

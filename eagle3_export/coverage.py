@@ -1,0 +1,104 @@
+"""How much of a run's text the draft vocabulary can spell.
+
+speculators chooses the draft vocabulary by the token frequencies of the training data, kept in ``token_freq.pt``
+(``speculators.train.vocab_mapping.save_token_frequency_distribution``): ``torch.save`` of a
+dict from token id to count. Such a file is a pickle. It is never unpickled here: its opcodes are read as data,
+and only those that make up a dict of integers are accepted, so that nothing in the file can be run.
+"""
+
+from __future__ import annotations
+
+import pickletools
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from eagle3_export.acceptance import Coverage
+from eagle3_export.errors import CheckpointError
+
+MAX_PICKLE_BYTES = 64 << 20  # a million ids take about 12 MB
+
+_IGNORED_OPCODES = {"PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT", "STOP"}
+_INTEGER_OPCODES = {"BININT", "BININT1", "BININT2", "LONG1"}
+_MARK = object()
+
+
+def read_token_frequencies(path: str | Path) -> dict[int, int]:
+    """Read ``token_freq.pt``: how often each token id occurs in the training data.
+
+    Raises:
+        CheckpointError: the file is missing, or holds anything but a dict from ids to counts, none negative.
+    """
+    path = Path(path)
+    remedy = "Point to the token_freq.pt that speculators' data preparation wrote."
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [name for name in archive.namelist() if name.endswith("/data.pkl")]
+            if len(names) != 1:
+                raise ValueError("it is no file of torch.save")
+            if archive.getinfo(names[0]).file_size > MAX_PICKLE_BYTES:
+                raise ValueError(f"its dict takes more than {MAX_PICKLE_BYTES} bytes")
+            with archive.open(names[0]) as stream:
+                frequencies = _dict_of_integers(stream.read(MAX_PICKLE_BYTES + 1))
+    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError, RuntimeError, EOFError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read as token frequencies: {error}.", remedy=remedy
+        ) from error
+    return frequencies
+
+
+def _dict_of_integers(pickled: bytes) -> dict[int, int]:
+    """The dict that a pickle of a plain ``dict[int, int]`` spells; ValueError for any other pickle."""
+    stack: list[Any] = []
+    for opcode, argument, _ in pickletools.genops(pickled):
+        if opcode.name in _IGNORED_OPCODES:
+            continue
+        if opcode.name in _INTEGER_OPCODES:
+            stack.append(argument)
+        elif opcode.name == "EMPTY_DICT":
+            stack.append({})
+        elif opcode.name == "MARK":
+            stack.append(_MARK)
+        elif opcode.name == "SETITEM":
+            _set_items(stack, len(stack) - 2, len(stack) - 2)
+        elif opcode.name == "SETITEMS":
+            mark = max((i for i, item in enumerate(stack) if item is _MARK), default=-1)
+            _set_items(stack, mark, mark + 1)
+        else:
+            raise ValueError(f"it holds more than integers (pickle opcode {opcode.name})")
+    if len(stack) != 1 or not isinstance(stack[0], dict):
+        raise ValueError("it holds no dict")
+    return stack[0]
+
+
+def _set_items(stack: list[Any], end: int, first: int) -> None:
+    """Move the key-value pairs from ``first`` on into the dict that lies below ``end``."""
+    items = stack[first:]
+    if end < 1 or not isinstance(stack[end - 1], dict) or len(items) % 2:
+        raise ValueError("its dict is malformed")
+    for token, count in zip(items[::2], items[1::2], strict=True):
+        if not isinstance(token, int) or not isinstance(count, int) or token < 0 or count < 0:
+            raise ValueError(f"token {token!r} has the count {count!r}")
+        stack[end - 1][token] = count
+    del stack[end:]
+
+
+def draft_vocabulary_coverage(
+    frequencies: Mapping[int, int], target_ids: Iterable[int], *, source: str
+) -> Coverage:
+    """Share of the counted tokens that the draft vocabulary holds.
+
+    Args:
+        frequencies: count by token id of the target's vocabulary.
+        target_ids: the ids the draft can say: ``i + d2t[i]`` for every draft id i; all ids without a map.
+        source: what was counted, for the reader of the metadata.
+
+    Raises:
+        CheckpointError: nothing was counted.
+    """
+    tokens = sum(frequencies.values())
+    if tokens == 0:
+        raise CheckpointError(f"{source} counts no tokens.", remedy="Prepare the training data again.")
+    covered = sum(frequencies.get(token, 0) for token in set(target_ids))
+    return Coverage(tokens=tokens, covered=covered, ratio=covered / tokens, source=source)

@@ -1,0 +1,331 @@
+"""metadata.json and index.json: strict, explained, versioned, and true to their published schemas."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import pickle
+import zipfile
+from pathlib import Path
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from eagle3_export.acceptance import Coverage
+from eagle3_export.coverage import draft_vocabulary_coverage, read_token_frequencies
+from eagle3_export.errors import CheckpointError, ExportInvalidError
+from eagle3_export.metadata import (
+    ExportMetadata,
+    Measurement,
+    Serving,
+    Source,
+    Weights,
+    build_index,
+    build_metadata,
+    choose_best,
+    read_index,
+    read_metadata,
+    to_json,
+    with_measurement,
+    with_metrics,
+)
+from scripts.write_schemas import MODELS, SCHEMAS, schema_text
+
+GOOD = {"full_acc_0_epoch": 0.8, "full_acc_1_epoch": 0.6, "full_acc_2_epoch": 0.4, "loss_epoch": 1.5}
+
+
+def export(name="0", *, epoch=0, step=100, metrics=None, **changes) -> ExportMetadata:
+    values = {
+        "name": name,
+        "epoch": epoch,
+        "global_step": step,
+        "sglang": Serving(
+            runtime="stock",
+            version="0.5.23",
+            minimum_version="0.5.12",
+            architecture="LlamaForCausalLMEagle3",
+            launch_arguments=["--speculative-algorithm", "EAGLE3", "--speculative-num-steps", "3"],
+            findings=[],
+        ),
+        "source": Source(
+            checkpoint=f"checkpoints/{name}",
+            kind="end_of_epoch",
+            local_step=0,
+            speculators_version="0.9.0",
+            verifier="org/verifier",
+            size=1234,
+            digest=None,
+            reasons={"digest": "Not computed."},
+        ),
+        "weights": Weights(
+            tensors=16,
+            bytes=1234,
+            dtype="BF16",
+            copy_method="reflink",
+            bytes_copied=1000,
+            embed_tokens="kept",
+            seconds=0.5,
+        ),
+        "metrics": metrics,
+    }
+    return build_metadata(**(values | changes))
+
+
+def measurement(**changes) -> Measurement:
+    values = {
+        "acceptance_length": 2.5,
+        "num_steps": 3,
+        "verify_steps": 40,
+        "accepted_per_position": [0.8, 0.5, 0.2],
+        "reported_acceptance_length": 2.4,
+        "prompts": 8,
+        "prompt_source": "prompts.txt",
+        "completion_tokens": 100,
+        "sampling": {"temperature": 0.0},
+        "tokens_per_second": 50.0,
+        "concurrency": 1,
+        "speedup": 1.7,
+        "server": "sglang",
+        "server_version": "0.5.23",
+        "target": "org/verifier",
+        "hardware": "CPU",
+        "measured_at": "2026-01-01T00:00:00+00:00",
+    }
+    return Measurement(**(values | changes))
+
+
+def strict(content: bytes):
+    def refuse(name):
+        raise AssertionError(f"{name} in a document that must be strict JSON")
+
+    return json.loads(content, parse_constant=refuse)
+
+
+def nulls_without_reason(node, path="") -> list[str]:
+    """Every null in a section that has `reasons`, and no reason under its name there."""
+    if isinstance(node, list):
+        return [p for i, item in enumerate(node) for p in nulls_without_reason(item, f"{path}[{i}]")]
+    if not isinstance(node, dict):
+        return []
+    here = [
+        f"{path}.{k}"
+        for k, v in node.items()
+        if v is None and "reasons" in node and not node["reasons"].get(k)
+    ]
+    return here + [p for k, v in node.items() for p in nulls_without_reason(v, f"{path}.{k}")]
+
+
+def schema(name):
+    return json.loads((SCHEMAS / name.replace(".json", ".schema.json")).read_text())
+
+
+class TestDocument:
+    def test_it_leads_with_what_a_dashboard_reads(self):
+        document = strict(to_json(export(metrics=GOOD)))
+        assert list(document)[:5] == [
+            "schema_version",
+            "epoch",
+            "global_step",
+            "full_acc_0",
+            "estimated_acceptance_length",
+        ]
+        assert (document["full_acc_0"], document["estimated_acceptance_length"]) == (0.8, pytest.approx(2.8))
+
+    @pytest.mark.parametrize("metrics", [None, {}, GOOD, {"full_acc_0": math.nan}, {"full_acc_0": 2.52}])
+    def test_every_null_is_explained(self, metrics):
+        document = strict(to_json(export(metrics=metrics)))
+        assert nulls_without_reason(document) == []
+        assert (document["estimated_acceptance_length"] is None) == (metrics is not GOOD)
+
+    def test_a_null_without_a_reason_is_refused(self):
+        content = strict(to_json(export(metrics=GOOD)))
+        content["full_acc_0"] = None
+        with pytest.raises(ValidationError, match="null without a reason: full_acc_0"):
+            ExportMetadata.model_validate(content)
+
+    def test_a_number_that_is_not_finite_is_refused(self):
+        content = strict(to_json(export(metrics=GOOD)))
+        content["acceptance"]["estimated_acceptance_length"] = math.nan
+        with pytest.raises(ValidationError):
+            ExportMetadata.model_validate(content)
+
+    def test_before_validation_the_numbers_are_null_and_after_it_they_are_there(self):
+        before = export(num_steps=(2, 4), metrics_missing_reason="Validation is running.")
+        assert before.full_acc_0 is None
+        assert before.reasons["full_acc_0"] == "Validation is running."
+        after = with_metrics(before, GOOD)
+        assert after.full_acc_0 == 0.8
+        assert "full_acc_0" not in after.reasons
+        assert [row.num_steps for row in after.acceptance.per_depth] == [2, 4]
+        assert after.created_at == before.created_at
+
+    def test_metrics_that_are_withdrawn_leave_no_stale_number(self):
+        document = strict(to_json(with_metrics(export(metrics=GOOD), None, missing_reason="Overwritten.")))
+        assert document["full_acc_0"] is None
+        assert document["acceptance"]["steps"] == document["acceptance"]["per_depth"] == []
+
+    def test_coverage_survives_new_metrics(self):
+        coverage = Coverage(tokens=100, covered=90, ratio=0.9, source="token_freq.pt")
+        after = with_metrics(export(coverage=coverage), GOOD)
+        assert after.acceptance.adjusted_acceptance_length == pytest.approx(
+            1 + 0.8 * 0.9 + 0.6 * 0.81 + 0.4 * 0.729
+        )
+
+    def test_what_a_newer_release_adds_is_kept(self):
+        content = strict(to_json(export(metrics=GOOD)))
+        content["new_key"] = {"a": 1}
+        content["sglang"]["new_key"] = 2
+        rewritten = strict(to_json(with_metrics(ExportMetadata.model_validate(content), GOOD)))
+        assert (rewritten["new_key"], rewritten["sglang"]["new_key"]) == ({"a": 1}, 2)
+
+    @given(
+        st.dictionaries(
+            st.sampled_from([f"{kind}_acc_{k}_epoch" for kind in ("full", "cond") for k in range(4)]),
+            st.one_of(st.floats(), st.floats(0, 1), st.none(), st.text(max_size=3)),
+        )
+    )
+    def test_any_metrics_give_a_document_that_follows_the_schema_and_comes_back(self, metrics):
+        made = export(metrics=metrics)
+        document = strict(to_json(made))
+        jsonschema.validate(document, schema("metadata.json"))
+        assert nulls_without_reason(document) == []
+        assert ExportMetadata.model_validate(document) == made
+
+
+class TestMeasurements:
+    def test_a_measurement_replaces_the_null(self):
+        measured = with_measurement(export(metrics=GOOD), measurement())
+        assert measured.measured.acceptance_length == 2.5
+        assert "measured" not in measured.reasons
+        assert measured.estimated_acceptance_length == pytest.approx(2.8)
+
+    def test_depths_stand_beside_each_other_and_the_same_depth_is_replaced(self):
+        metadata = export(metrics=GOOD)
+        for depth, length in ((3, 2.5), (5, 2.7), (3, 2.6)):
+            metadata = with_measurement(metadata, measurement(num_steps=depth, acceptance_length=length))
+        assert [(m.num_steps, m.acceptance_length) for m in metadata.measured.measurements] == [
+            (3, 2.6),
+            (5, 2.7),
+        ]
+        jsonschema.validate(strict(to_json(metadata)), schema("metadata.json"))
+
+
+class TestIndex:
+    def test_exports_stand_in_order_of_training_with_latest_and_best(self):
+        runs = [
+            export("2", epoch=2, step=300, metrics=GOOD | {"full_acc_2_epoch": 0.3}),
+            export("interrupted", epoch=3, step=350),
+            export("0", epoch=0, step=100, metrics=GOOD | {"full_acc_1_epoch": 0.5}),
+            export("1", epoch=1, step=200, metrics=GOOD),
+        ]
+        document = strict(to_json(build_index(runs)))
+        assert [entry["name"] for entry in document["exports"]] == ["0", "1", "2", "interrupted"]
+        assert (document["latest"], document["best"]) == ("interrupted", "1")
+        assert nulls_without_reason(document) == []
+        jsonschema.validate(document, schema("index.json"))
+
+    def test_an_estimate_from_training_is_never_best(self):
+        rated = export("1", metrics=GOOD)
+        boast = export("2", metrics=dict.fromkeys(GOOD, 0.99), metrics_source="training")
+        assert choose_best([rated, boast]) == "1"
+
+    def test_a_geometric_estimate_is_not_compared_with_chains(self):
+        chains = [export("0", metrics=GOOD), export("1", metrics=GOOD | {"full_acc_0_epoch": 0.7})]
+        assert choose_best([*chains, export("2", metrics={"full_acc_0": 0.95})]) == "0"
+
+    def test_an_empty_run(self):
+        document = strict(to_json(build_index([])))
+        assert (document["latest"], document["best"]) == (None, None)
+        assert set(document["reasons"]) == {"latest", "best"}
+
+
+class TestReading:
+    def test_what_was_written_is_read(self, tmp_path):
+        made = export(metrics=GOOD)
+        (tmp_path / "metadata.json").write_bytes(to_json(made))
+        (tmp_path / "index.json").write_bytes(to_json(build_index([made])))
+        assert read_metadata(tmp_path) == made
+        assert read_index(tmp_path).exports[0].name == "0"
+
+    @pytest.mark.parametrize(
+        ("content", "named"),
+        [
+            (b"", "strict JSON"),
+            (b'{"epoch": NaN}', "NaN"),
+            (b"[" * 100_000, "strict JSON"),
+            (b"[]", "metadata.json"),
+            (b"\xff\xfe", "strict JSON"),
+            (b'{"schema_version": 2}', "schema_version 2"),
+            (b'{"schema_version": 1}', "epoch"),
+        ],
+    )
+    def test_a_broken_document_is_an_error_of_ours(self, tmp_path, content, named):
+        (tmp_path / "metadata.json").write_bytes(content)
+        with pytest.raises(ExportInvalidError, match=named):
+            read_metadata(tmp_path)
+
+    def test_a_missing_document_is_an_error_of_ours(self, tmp_path):
+        with pytest.raises(ExportInvalidError, match="cannot be read"):
+            read_metadata(tmp_path)
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_the_published_schema_is_the_one_of_the_models(name):
+    assert schema(name) == json.loads(schema_text(name)), "run scripts/write_schemas.py"
+    jsonschema.Draft202012Validator.check_schema(schema(name))
+
+
+def torch_file(path: Path, pickled: bytes) -> Path:
+    """A file as torch.save lays it out."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", pickled)
+        archive.writestr("archive/version", b"3\n")
+    return path
+
+
+class TestCoverage:
+    @given(st.dictionaries(st.integers(0, 2**40), st.integers(0, 2**70), max_size=30), st.integers(2, 5))
+    def test_any_pickle_of_a_dict_of_counts_is_read(self, tmp_path_factory, counts, protocol):
+        path = tmp_path_factory.mktemp("freq") / "token_freq.pt"
+        assert read_token_frequencies(torch_file(path, pickle.dumps(counts, protocol))) == counts
+
+    @pytest.mark.parametrize(
+        "content", [{"a": 1}, {1: -1}, {1: 2.5}, {1: {2: 3}}, [1, 2], Path("x"), print, {1: print}, 3]
+    )
+    def test_anything_else_is_refused_without_being_run(self, tmp_path, content):
+        with pytest.raises(CheckpointError, match="token frequencies"):
+            read_token_frequencies(torch_file(tmp_path / "token_freq.pt", pickle.dumps(content, 2)))
+
+    @given(st.binary(max_size=60))
+    def test_any_bytes_give_our_error_or_a_dict(self, tmp_path_factory, content):
+        path = torch_file(tmp_path_factory.mktemp("freq") / "token_freq.pt", content)
+        with contextlib.suppress(CheckpointError):
+            assert isinstance(read_token_frequencies(path), dict)
+
+    @pytest.mark.parametrize("content", [None, b"", b"no archive"])
+    def test_what_is_no_archive_is_refused(self, tmp_path, content):
+        path = tmp_path / "token_freq.pt"
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(CheckpointError, match=r"token_freq\.pt"):
+            read_token_frequencies(path)
+
+    def test_share_of_the_tokens_not_of_the_ids(self):
+        coverage = draft_vocabulary_coverage({0: 90, 1: 9, 2: 1}, [0, 2, 7], source="token_freq.pt")
+        assert (coverage.tokens, coverage.covered, coverage.ratio) == (100, 91, 0.91)
+
+    @pytest.mark.slow
+    def test_the_file_that_speculators_writes(self, tmp_path):
+        torch = pytest.importorskip("torch")
+        from datasets import Dataset
+        from speculators.train.vocab_mapping import save_token_frequency_distribution
+
+        rows = Dataset.from_dict({"input_ids": [[5, 7, 5], [7, 9, 9]], "loss_mask": [[1, 1, 1], [0, 1, 1]]})
+        save_token_frequency_distribution(rows.with_format("torch"), tmp_path / "token_freq.pt")
+        expected = torch.load(tmp_path / "token_freq.pt", weights_only=True)
+        assert read_token_frequencies(tmp_path / "token_freq.pt") == expected
+        assert expected[9] == 2
