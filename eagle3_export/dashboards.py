@@ -1,0 +1,85 @@
+"""Exports on the dashboards a run already has.
+
+speculators sends metrics through the standard-library logger ``speculators.metrics`` as nested dicts with
+``extra={"step": n}``; ``--logger`` hangs the handlers of tensorboard, wandb, trackio and mlflow on it
+(``speculators.train.logger.setup_metric_logger``). A record sent there shows up wherever the run is watched.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from eagle3_export.schema import ExportMetadata
+
+METRIC_LOGGER = "speculators.metrics"
+EXPORTED, FAILED = 1, 0
+PATH_TAG = "export/path"
+
+
+def export_series(metadata: ExportMetadata) -> dict[str, Any]:
+    """The numbers of one export by name below ``export/``; what is unknown is left out, never repeated or NaN.
+
+    ``acceptance_length/depth_<K>`` is the estimate for K draft steps. ``status`` is 1 for an export and 0 for a
+    failure. Bytes are those of the tensor file; seconds are the time to write it.
+    """
+    series = {
+        "status": EXPORTED,
+        "epoch": metadata.epoch,
+        "global_step": metadata.global_step,
+        "full_acc_0": metadata.full_acc_0,
+        "estimated_acceptance_length": metadata.estimated_acceptance_length,
+        "adjusted_acceptance_length": metadata.acceptance.adjusted_acceptance_length,
+        "bytes": metadata.weights.bytes,
+        "seconds": metadata.weights.seconds,
+    }
+    series |= {
+        f"acceptance_length/depth_{row.num_steps}": row.acceptance_length
+        for row in metadata.acceptance.per_depth
+    }
+    return {name: value for name, value in series.items() if value is not None}
+
+
+def log_export(metadata: ExportMetadata, path: str | Path, *, step: int | None = None) -> None:
+    """Show an export, or its metrics once they arrive, on the run's dashboards.
+
+    Args:
+        metadata: what was exported.
+        path: the export's directory, shown as text (a tag in mlflow).
+        step: the trainer's global step now; default: the checkpoint's. wandb drops a step below the last it saw,
+            so an export that finishes while training goes on must not send its own.
+    """
+    _send({**export_series(metadata), "path": str(path)}, metadata.global_step if step is None else step)
+    _tag_mlflow_run(path)
+
+
+def log_failure(message: str, *, step: int | None) -> None:
+    """Show on the run's dashboards that a checkpoint was not exported, and why."""
+    _send({"status": FAILED, "message": message}, step)
+
+
+def log_to_accelerator(accelerator: Any, metadata: ExportMetadata, *, step: int | None = None) -> None:
+    """Show an export on the trackers of an ``accelerate.Accelerator``, for scripts that have one.
+
+    Args:
+        accelerator: one whose ``init_trackers`` has been called.
+        metadata: what was exported.
+        step: default: the checkpoint's global step.
+    """
+    values = {f"export/{name}": value for name, value in export_series(metadata).items()}
+    accelerator.log(values, step=metadata.global_step if step is None else step)
+
+
+def _send(values: dict[str, Any], step: int | None) -> None:
+    logging.getLogger(METRIC_LOGGER).info({"export": values}, extra={"step": step})
+
+
+def _tag_mlflow_run(path: str | Path) -> None:
+    """mlflow's handler keeps numbers only; where a run is active, its tag says where the export lies."""
+    mlflow = sys.modules.get("mlflow")
+    run = mlflow.active_run() if mlflow is not None else None
+    if mlflow is not None and run is not None:
+        mlflow.MlflowClient().set_tag(run.info.run_id, PATH_TAG, str(path))
