@@ -119,7 +119,8 @@ def _data_start(least: int, runs: list[Segment], nbytes: int, block_size: int) -
         return least
     longest = max(runs, key=lambda run: run.nbytes)
     shift = longest.source_offset - longest.offset
-    if len(runs) == 1 and shift >= least and longest.file.size == shift + nbytes:
+    complete = longest.source_offset == longest.file.data_start and longest.nbytes == nbytes
+    if complete and shift >= least and longest.file.size == shift + nbytes:
         return shift
     if shift % 8 or longest.nbytes < block_size:
         return least + -least % 8
