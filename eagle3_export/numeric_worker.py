@@ -1,0 +1,241 @@
+"""The process behind `numeric`: builds speculators' model and SGLang's class in float32 and compares logits.
+
+Reads one JSON request on stdin, `{"plugin": bool, "cases": [NumericCase]}`, and prints one line per case.
+SGLang's server is not started: its model class runs on its own configuration of one process, with a plain
+attention in place of its kernels, which honours `sliding_window_size` as SGLang's backends do.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import traceback
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from eagle3_export.checkpoint import read_checkpoint
+
+RESULT_PREFIX = "eagle3-export-numeric "
+SEED = 20
+
+
+def main() -> None:
+    """Answer every case of the request, each on its own: one that fails does not stop the others."""
+    request = json.load(sys.stdin)
+    torch.set_grad_enabled(False)
+    torch.set_default_dtype(torch.float32)
+    start_sglang(plugin=request["plugin"])
+    for case in request["cases"]:
+        try:
+            answer = compare_case(**case)
+        except Exception as error:  # anything that either system raises is this case's answer
+            traceback.print_exc()
+            answer = {"problem": f"{type(error).__name__}: {error}"[:2000]}
+        print(RESULT_PREFIX + json.dumps(answer), flush=True)
+
+
+def compare_case(
+    export: str, source: str, plugin: bool, draft_window: int | None, steps: int, context: int
+) -> dict[str, Any]:
+    """Fields of a NumericReport for one case; arguments as `numeric.NumericCase`."""
+    trained = load_trained(Path(source))
+    served = load_served(Path(export), trained.embed_tokens.weight, draft_window)
+    inputs = random_inputs(trained, context + steps)
+    reference = trained_logits(trained, *inputs, steps)
+    worst = [0.0] * steps
+    for length in sorted({2, context // 2 + 1, context}):
+        logits = served_logits(served, *inputs, length, steps)
+        for step in range(steps):
+            # the prefill answers for every position, each decode step for the last one
+            rows = slice(0, length) if step == 0 else slice(length - 1, length)
+            worst[step] = max(worst[step], relative_difference(reference[step][rows], logits[step]))
+    served_class = type(served)
+    return {"served_class": f"{served_class.__module__}.{served_class.__name__}", "per_step": worst}
+
+
+def relative_difference(expected: torch.Tensor, actual: torch.Tensor) -> float:
+    """`max|a - b| / max|a|` of each row's logits, worst row; infinite where either is not finite."""
+    if expected.shape != actual.shape:
+        raise ValueError(f"logits of shape {tuple(actual.shape)} where training has {tuple(expected.shape)}")
+    if not (torch.isfinite(expected).all() and torch.isfinite(actual).all()):
+        raise ValueError("logits that are not finite")
+    return float(((expected - actual).abs().amax(-1) / expected.abs().amax(-1)).max())
+
+
+def random_inputs(trained: Any, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids [length] and aux hidden states [length, aux layers * hidden], the same for both systems."""
+    generator = torch.Generator().manual_seed(SEED)
+    tokens = torch.randint(0, trained.verifier_vocab_size, (length,), generator=generator)
+    return tokens, torch.randn(length, trained.fc.in_features, generator=generator)
+
+
+# --- the trained side: speculators ---------------------------------------------------------------------
+
+
+def load_trained(source: Path) -> Any:
+    """Speculators' `Eagle3DraftModel` in float32, with the checkpoint's tensors."""
+    from safetensors import safe_open
+    from speculators import SpeculatorModelConfig
+    from speculators.models.eagle3 import Eagle3DraftModel
+
+    checkpoint = read_checkpoint(source)
+    config: Any = SpeculatorModelConfig.from_pretrained(str(checkpoint.directory))
+    config.transformer_layer_config._attn_implementation = "eager"
+    model = Eagle3DraftModel(config).float().eval()
+    state = {}
+    for name, tensor in checkpoint.tensors.items():
+        with safe_open(str(tensor.file.path), framework="pt") as file:
+            state[name] = file.get_tensor(tensor.entry.name)
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    unfilled = [name for name in missing if not name.startswith("verifier_")]
+    if unfilled or unexpected:
+        raise ValueError(f"the checkpoint leaves {unfilled} unfilled and has unknown {list(unexpected)}")
+    return model
+
+
+def trained_logits(
+    model: Any, tokens: torch.Tensor, hidden_states: torch.Tensor, steps: int
+) -> list[torch.Tensor]:
+    """Logits [positions, draft vocabulary] of each TTT step, teacher-forced, from speculators' own
+    forward.
+    """
+    collected: list[torch.Tensor] = []
+    hook = model.lm_head.register_forward_hook(lambda _module, _inputs, output: collected.append(output[0]))
+    try:
+        model(
+            hidden_states=hidden_states[None],
+            input_ids=tokens[None],
+            document_ids=torch.zeros_like(tokens)[None],
+            ttt_steps=steps,
+        )
+    finally:
+        hook.remove()
+    return collected
+
+
+# --- the serving side: SGLang --------------------------------------------------------------------------
+
+
+def start_sglang(*, plugin: bool) -> None:
+    """SGLang's configuration and process groups for one CPU process (0.5.23), with or without our plugin."""
+    if plugin:
+        from eagle3_export.serving.plugin import activate
+
+        activate()
+    from sglang.srt.distributed.bootstrap import init_parallel_runtime
+    from sglang.srt.runtime_context import SpawnRanks, publish
+    from sglang.srt.server_args import ServerArgs
+
+    arguments = ServerArgs(
+        model_path="dummy", device="cpu", dtype="float32", attention_backend="torch_native"
+    )
+    publish(arguments, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
+    init_parallel_runtime(server_args=arguments, device="cpu", dist_port=_free_port())
+
+
+def load_served(export: Path, target_embedding: torch.Tensor, draft_window: int | None) -> Any:
+    """The class that SGLang resolves for an export, loaded as SGLang loads it, in float32."""
+    from safetensors.torch import load_file
+    from sglang.srt.models.registry import ModelRegistry
+    from sglang.srt.runtime_context import get_context
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(str(export))
+    model_class, _ = ModelRegistry.resolve_model_cls(config.architectures)
+    get_context().override("numeric check", speculative_draft_window_size=draft_window)
+    model = model_class(config).float().eval()
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    tensors = load_file(str(export / "model.safetensors"))
+    model.load_weights(iter(tensors.items()))
+    # SGLang's EAGLE worker does this after loading; the target's embedding is the one trained with
+    model.set_embed(torch.nn.Parameter(target_embedding.clone(), requires_grad=False))
+    for layer in model.model.layers:
+        layer.self_attn.attn.forward = PlainAttention(layer.self_attn.attn)
+    return model
+
+
+def served_logits(
+    model: Any, tokens: torch.Tensor, hidden_states: torch.Tensor, length: int, steps: int
+) -> list[torch.Tensor]:
+    """Logits of a prefill over `length` positions, then of one decode step after the other.
+
+    Returns:
+        Step 0: [length, draft vocabulary]; later steps: [1, draft vocabulary].
+    """
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+    positions = torch.arange(len(tokens))
+    normed, recurrent = _forward(
+        model, ForwardMode.EXTEND, tokens[:length], positions[:length], hidden_states[:length]
+    )
+    logits = [normed @ model.lm_head.weight.T]
+    for step in range(1, steps):
+        at = slice(length - 1 + step, length + step)
+        normed, recurrent = _forward(model, ForwardMode.DECODE, tokens[at], positions[at], recurrent[-1:])
+        logits.append(normed @ model.lm_head.weight.T)
+    vocabulary = model.config.draft_vocab_size
+    return [step_logits[:, :vocabulary] for step_logits in logits]
+
+
+def _forward(
+    model: Any, mode: Any, tokens: torch.Tensor, positions: torch.Tensor, hidden_states: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One forward of SGLang's LlamaModel: what goes to lm_head, and what the next draft step is fed."""
+    batch = SimpleNamespace(
+        forward_mode=mode,
+        spec_info=SimpleNamespace(hidden_states=hidden_states),
+        mm_input_embeds=None,
+        contains_mm_inputs=lambda: False,
+    )
+    to_logits, aux = model.model(tokens, positions, batch)
+    return to_logits, aux[0]
+
+
+class PlainAttention:
+    """Causal softmax attention of one request, in place of SGLang's kernels.
+
+    Reads the layer's settings on every call: `sliding_window_size` counts the keys before the query
+    itself, -1 or None means all of them (as in SGLang's torch_native, triton and flashattention backends).
+    """
+
+    def __init__(self, attention: Any) -> None:
+        self.attention = attention
+        self.keys: torch.Tensor | None = None
+        self.values: torch.Tensor | None = None
+
+    def __call__(self, q: Any, k: Any, v: Any, forward_batch: Any, *_: Any, **__: Any) -> torch.Tensor:
+        layer = self.attention
+        k = k.view(-1, layer.tp_k_head_num, layer.qk_head_dim)
+        v = v.view(-1, layer.tp_v_head_num, layer.v_head_dim)
+        if not forward_batch.forward_mode.is_decode() or self.keys is None or self.values is None:
+            self.keys, self.values = k, v
+        else:
+            self.keys, self.values = torch.cat([self.keys, k]), torch.cat([self.values, v])
+        heads = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
+        groups = layer.tp_q_head_num // layer.tp_k_head_num
+        keys, values = (t.repeat_interleave(groups, dim=1) for t in (self.keys, self.values))
+        scores = torch.einsum("qhd,khd->hqk", heads, keys) * layer.scaling
+        total, new = len(keys), len(heads)
+        query_at, key_at = torch.arange(total - new, total)[:, None], torch.arange(total)[None, :]
+        sees = key_at <= query_at
+        window = layer.sliding_window_size
+        if window is not None and window >= 0:
+            sees &= key_at >= query_at - window
+        weights = torch.softmax(scores.masked_fill(~sees, float("-inf")), dim=-1)
+        return torch.einsum("hqk,khd->qhd", weights, values).reshape(new, -1)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+if __name__ == "__main__":
+    main()
