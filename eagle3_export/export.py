@@ -21,11 +21,12 @@ from eagle3_export.config import ExportConfig
 from eagle3_export.errors import CheckpointError, IncompatibleDraftError, StorageError
 from eagle3_export.sglang.target import ServingTarget
 from eagle3_export.source_state import SavePoint, save_point, validation_metrics
-from eagle3_export.storage.copy import WriteReport, write_safetensors
-from eagle3_export.storage.finite import non_finite_tensors
+from eagle3_export.storage.copy import WriteReport
+from eagle3_export.storage.faults import shown
 from eagle3_export.storage.publish import publish_directory, staging_directory
 from eagle3_export.storage.safetensors_file import TensorSource
 from eagle3_export.storage.sources import PinnedSources, open_sources
+from eagle3_export.storage.transfer import write_and_scan
 from eagle3_export.verifier import Verifier, read_verifier
 
 if TYPE_CHECKING:
@@ -90,12 +91,10 @@ class PreparedExport:
         with self.sources:
             staged = staging_directory(self.destination)
             try:
-                written = write_safetensors(
+                written, non_finite = write_and_scan(
                     staged / WEIGHTS_FILE, self.tensors, metadata={"format": "pt"}, sources=self.sources
                 )
-                _require_finite(
-                    non_finite_tensors(self.tensors, sources=self.sources), self.checkpoint.directory
-                )
+                _require_finite(non_finite, self.checkpoint.directory)
                 metadata = self._describe(written)
                 _write_documents(staged, self.plan.config, metadata)
                 publish_directory(staged, self.destination, replace=replace)
@@ -120,7 +119,7 @@ class PreparedExport:
 
         draft, plan = self.checkpoint.draft, self.plan
         return build_metadata(
-            name=self.destination.name,
+            name=shown(self.destination.name),
             epoch=self.save_point.epoch,
             global_step=self.save_point.global_step,
             sglang=Serving(
@@ -135,7 +134,7 @@ class PreparedExport:
                 ),
             ),
             source=Source(
-                checkpoint=str(self.checkpoint.directory),
+                checkpoint=shown(self.checkpoint.directory),
                 kind=self.save_point.kind,
                 local_step=self.save_point.local_step,
                 speculators_version=self.checkpoint.speculators_version,
@@ -155,7 +154,7 @@ class PreparedExport:
             weights=Weights(
                 tensors=len(self.tensors),
                 bytes=written.bytes_total,
-                dtype=draft.dtype,
+                dtype=plan.config["dtype"],
                 copy_method=written.method,
                 bytes_copied=written.bytes_copied,
                 embed_tokens=self._embedding(),

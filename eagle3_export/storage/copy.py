@@ -59,7 +59,8 @@ def write_safetensors(
     """Writes `tensors`, each under its new name, to the new file `destination`.
 
     Args:
-        destination: must not exist. It is removed again if anything fails; it is not synced to disk.
+        destination: must not exist. It is removed again if anything fails; it is not synced to disk. It gets the
+            modification time of its newest source.
         metadata: the new ``__metadata__``; None keeps that of the first tensor's file.
         sources: the opened sources, from `open_sources`; None opens them for this call.
 
@@ -77,6 +78,7 @@ def write_safetensors(
         try:
             with os_errors("Writing", destination, needed=layout.nbytes):
                 method, copied = _fill(target, layout, pinned, destination)
+                _take_times(target, pinned, layout)
             pinned.require_unchanged()
         except BaseException:
             with suppress(OSError):
@@ -85,6 +87,14 @@ def write_safetensors(
         finally:
             os.close(target)
     return WriteReport(method, layout.nbytes, copied, time.perf_counter() - started)
+
+
+def _take_times(target: int, pinned: PinnedSources, layout: Layout) -> None:
+    """The modification time of the newest source tells whose bytes these are, whatever the clock does."""
+    sources = {segment.file.path: segment.file for segment in layout.segments}.values()
+    if sources:
+        modified = max(pinned.identity(file).modified_ns for file in sources)
+        os.utime(target, ns=(modified, modified))
 
 
 def _block_size(directory: Path) -> int:

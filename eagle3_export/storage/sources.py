@@ -33,6 +33,7 @@ class PinnedSources:
 
     def __init__(self, files: Sequence[SafetensorsFile], clone_beside: Path | None = None) -> None:
         self._descriptors: dict[Path, tuple[int, FileIdentity]] = {}
+        self._identities: dict[Path, FileIdentity] = {}
         self.isolated = clone_beside is not None
         try:
             for file in files:
@@ -44,6 +45,10 @@ class PinnedSources:
     def descriptor(self, file: SafetensorsFile) -> int:
         """The open descriptor of a pinned file."""
         return self._descriptors[file.path][0]
+
+    def identity(self, file: SafetensorsFile) -> FileIdentity:
+        """What a pinned file was when it was opened."""
+        return self._identities[file.path]
 
     def require_unchanged(self) -> None:
         """Checks that no pinned file was rewritten or truncated since its header was read.
@@ -77,6 +82,7 @@ class PinnedSources:
             raise storage_error(error, "Opening the source", file.path) from error
         identity = FileIdentity.of(os.fstat(descriptor))
         self._descriptors[file.path] = (descriptor, identity)
+        self._identities[file.path] = identity
         if identity != (file.identity or identity) or identity.size != file.size:
             raise _changed(file.path)
         clone = _anonymous_clone(descriptor, clone_beside) if clone_beside is not None else None

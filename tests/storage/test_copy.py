@@ -319,3 +319,11 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
         [sys.executable, "-c", program, source, tmp_path / "out"], capture_output=True, text=True, check=True
     )
     assert int(answer.stdout) < 32 * 1024
+
+
+def test_an_export_has_the_modification_time_of_its_source(tmp_path: Path, write_draft: Write) -> None:
+    """Told apart from another save by it even if the clock was set back in between."""
+    source = write_draft()
+    os.utime(source, ns=(0, 1_234_567_890_123_456_789))
+    write_safetensors(tmp_path / "out", served_names(source))
+    assert (tmp_path / "out").stat().st_mtime_ns == 1_234_567_890_123_456_789
