@@ -4,7 +4,7 @@ source, every byte."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from eagle3_export.sglang.names import translate_names
 from eagle3_export.sglang.target import ServingTarget
 from eagle3_export.storage.finite import non_finite_tensors
 from eagle3_export.storage.safetensors_file import SafetensorsFile, TensorSource, read_safetensors
+from eagle3_export.verifier import read_verifier
 from eagle3_export.vocabulary import check_vocabulary
 
 _CHUNK = 4 << 20
@@ -43,6 +44,16 @@ class VerifyReport:
     @property
     def ok(self) -> bool:
         return not self.problems
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "export": str(self.export),
+            "ok": self.ok,
+            "checks": self.checks,
+            "problems": [{"check": check, "problem": problem} for check, problem in self.problems],
+            "findings": [finding.as_dict() for finding in self.findings],
+        }
 
 
 def verify_export(export: str | Path, *, source: str | Path | None = None) -> VerifyReport:
@@ -73,8 +84,7 @@ def verify_export(export: str | Path, *, source: str | Path | None = None) -> Ve
         _check_weights(report, file, draft)
         if metadata:
             _run(report, "metadata", lambda: _require_matching_metadata(metadata, file, config))
-            target = ServingTarget(metadata.sglang.version)
-            report.findings = _run(report, "findings", lambda: list(check_draft(draft, target))) or []
+            report.findings = _run(report, "findings", lambda: _findings(draft, metadata)) or []
     if file and checkpoint:
         _run(report, "source", lambda: _require_same_bytes(checkpoint, file))
     return report
@@ -132,6 +142,14 @@ def _read_metadata(directory: Path) -> Any:
     from eagle3_export.metadata import read_metadata
 
     return read_metadata(directory / METADATA_FILE)
+
+
+def _findings(draft: Draft, metadata: Any) -> list[Finding]:
+    verifier = read_verifier(metadata.source.verifier)
+    return check_draft(
+        replace(draft, verifier_name=metadata.source.verifier),
+        ServingTarget(metadata.sglang.version, verifier=verifier),
+    )
 
 
 def _require_matching_metadata(metadata: Any, file: SafetensorsFile, config: dict[str, Any]) -> None:
