@@ -50,7 +50,9 @@ def enable_cpu_rehearsal() -> bool:
     for owner, name, value in replacements:
         setattr(owner, name, value)
     if os.environ.get("RANK", "0") == "0":
-        logger.warning("No accelerator found: speculators' trainer is made to run on the CPU. A rehearsal, slow.")
+        logger.warning(
+            "No accelerator found: speculators' trainer is made to run on the CPU. A rehearsal, slow."
+        )
     return True
 
 

@@ -92,7 +92,9 @@ def make_data(
             directory / "hidden_states" / f"hs_{i}.safetensors",
         )
     mask = [[0] * 4 + [1] * (tokens - 4)] * sequences
-    dataset = Dataset.from_dict({"input_ids": ids.tolist(), "loss_mask": mask, "seq_len": [tokens] * sequences})
+    dataset = Dataset.from_dict(
+        {"input_ids": ids.tolist(), "loss_mask": mask, "seq_len": [tokens] * sequences}
+    )
     dataset.set_format("torch")
     dataset.save_to_disk(directory)
     counts = torch.bincount(ids.flatten(), minlength=vocabulary)

@@ -1,0 +1,342 @@
+"""The trainer's life: notices each save and each validation of a speculators trainer and has it exported."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eagle3_export.config import ExportConfig
+from eagle3_export.errors import CheckpointError, Eagle3ExportError, IncompatibleDraftError, UsageError
+from eagle3_export.export import ValidationMetrics
+from eagle3_export.interrupts import deferred_interrupts
+from eagle3_export.ranks import CommonStop, RankZeroBoard
+from eagle3_export.run_exports import RunExports, Save
+from eagle3_export.source_state import INTERRUPTED, INTERRUPTED_RUN, MID_EPOCH, SavePoint
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+logger = logging.getLogger("eagle3_export")
+
+# What is wrapped, with the arguments it must take (speculators 0.8.0, 0.8.1, 0.9.0: train/trainer.py).
+TRAINER_HOOKS: Mapping[str, tuple[str, ...]] = {
+    "train_epoch": ("epoch",),
+    "maybe_save_checkpoint": ("epoch", "local_step"),
+    "val_epoch": ("epoch",),
+    "maybe_update_best": ("epoch", "val_metrics"),
+    "run_training": (),
+}
+CHECKPOINTER_HOOKS: Mapping[str, tuple[str, ...]] = {"save_checkpoint": ("model", "optimizer", "epoch")}
+MARK = "_sglang_export_callback"
+
+NOT_YET = "The validation of this epoch has not finished."
+NO_VALIDATION = "The run has no validation data."
+
+# How long the end of a run waits for the exports in flight.
+END_OF_RUN_SECONDS = 600.0
+INTERRUPTED_SECONDS = 90.0  # the trainer's own budget is 120 s (speculators 0.9.0, graceful_shutdown)
+CRASHED_SECONDS = 30.0
+# How long a save waits for an export that reads the very file it is about to rewrite in place.
+REWRITE_SECONDS = 60.0
+
+
+class SGLangExportCallback:
+    """Exports every checkpoint that a speculators trainer saves.
+
+    ``SGLangExportCallback(ExportConfig(...)).attach(trainer)``, then ``trainer.run_training()``. Only global rank 0
+    reads checkpoints, writes exports and logs; no rank enters a collective for it. A save holds the training thread
+    for a few milliseconds, the copy runs in the background, and ``run_training`` returns once it is done.
+
+    Args:
+        config: the ``sglang_export:`` block; its defaults where None.
+
+    Attributes:
+        attached: it watches a trainer, or has watched one.
+    """
+
+    def __init__(self, config: ExportConfig | None = None) -> None:
+        self._config = config or ExportConfig()
+        self.attached = False
+        self._trainer: Any = None
+        self._exports: RunExports | None = None
+        self._board: RankZeroBoard | None = None
+        self._stop: CommonStop | None = None
+        self._unexported: dict[str, Save] = {}
+        self._epoch: int | None = None
+        self._last_step = 0
+        self._wait_at_end = END_OF_RUN_SECONDS
+
+    def attach(self, trainer: Any, *, finish_after_training: bool = True) -> Self:
+        """Watch this trainer from now on. Every rank calls it, before ``run_training``.
+
+        Args:
+            trainer: a ``speculators.train.trainer.Trainer`` of speculators 0.8 or 0.9.
+            finish_after_training: ``run_training`` waits for the last exports before it returns. If False, call
+                `finish` yourself, best once the process group is gone.
+
+        Raises:
+            UsageError: not such a trainer, attached already, a release without these hooks, or an output directory
+                inside the trainer's save path.
+            IncompatibleDraftError: ``on_incompatible: error``, and no draft of this trainer could be served as
+                trained. Other ranks than 0 raise Eagle3ExportError with the same text.
+        """
+        _require_hooks(trainer)
+        if self.attached or getattr(trainer, MARK, None) is not None:
+            raise UsageError(
+                "The export is attached already.", remedy="Attach one callback to one trainer, once."
+            )
+        if trainer.is_distributed:
+            self._board = RankZeroBoard(trainer.rank)
+        self._prepare_together(trainer)
+        self.attached = True
+        self._trainer = trainer
+        setattr(trainer, MARK, self)
+        if self._exports is not None:
+            self._watch_saves(trainer)
+        if self._config.on_failure == "raise":
+            self._stop = CommonStop(self._board, lambda: self._exports.failure if self._exports else None)
+            self._watch_for_stop(trainer, self._stop)
+        self._watch_end(trainer, finish_after_training)
+        return self
+
+    def finish(self) -> None:
+        """Wait for the exports in flight and say which are missing. ``run_training`` calls it.
+
+        Raises:
+            Eagle3ExportError: ``on_failure: raise``, and an export failed; on every rank, with the same text.
+        """
+        if self._exports is not None:
+            for save in self._take_unexported():
+                self._exports.export(save)
+            self._exports.finish(self._wait_at_end)
+            self._exports.show_news(self._last_step)
+        if self._stop is not None:
+            self._stop.end_together(others_wait=self._wait_at_end == END_OF_RUN_SECONDS)
+
+    # Before the first step ------------------------------------------------------------------------------------
+
+    def _prepare_together(self, trainer: Any) -> None:
+        """Rank 0 decides whether the run starts; the others hear its verdict."""
+        if trainer.rank != 0:
+            if self._board is not None and (refusal := self._board.await_text("start")):
+                raise Eagle3ExportError(refusal)
+            return
+        verdict = "Rank 0 could not prepare the export."
+        try:
+            self._exports = self._prepare(trainer)
+            verdict = ""
+        except Eagle3ExportError as error:
+            verdict = str(error)
+            raise
+        finally:
+            if self._board is not None:
+                self._board.write("start", verdict, await_readers=bool(verdict))
+
+    def _prepare(self, trainer: Any) -> RunExports:
+        from eagle3_export.training_check import findings_before_training
+
+        save_path = Path(trainer.checkpointer.path)
+        exports = RunExports(self._config, save_path, self._config.resolve_output_dir(save_path))
+        try:
+            findings = findings_before_training(trainer.model, self._config)
+            obstacles = [finding for finding in findings if finding.level == "incompatible"]
+            for finding in findings:
+                if finding not in obstacles:
+                    level = logging.INFO if finding.level == "info" else logging.WARNING
+                    logger.log(
+                        level, "%s [%s]: %s %s", finding.id, finding.level, finding.cause, finding.remedy
+                    )
+            if obstacles:
+                raise IncompatibleDraftError(obstacles)
+        except (IncompatibleDraftError, CheckpointError) as error:
+            if self._config.on_incompatible == "error":
+                raise
+            exports.refused = True
+            logger.warning("Training goes on although nothing can be exported: %s", error)
+        return exports
+
+    # Saves and validations, rank 0 only -----------------------------------------------------------------------
+
+    def _watch_saves(self, trainer: Any) -> None:
+        _wrap(trainer.checkpointer, "save_checkpoint", self._around_save)
+        _wrap(trainer, "train_epoch", self._around_train_epoch)
+        _wrap(trainer, "maybe_save_checkpoint", self._around_maybe_save)
+        _wrap(trainer, "val_epoch", self._around_val_epoch)
+        _wrap(trainer, "maybe_update_best", self._around_maybe_update_best)
+        if trainer.resume_from_checkpoint and self._exports is not None:
+            self._exports.catch_up()
+
+    def _around_train_epoch(self, original: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+        assert self._exports is not None
+        self._epoch = arguments["epoch"]
+        with _without_harm_to_training():
+            self._exports.show_news(self._trainer.global_step)
+        return original()
+
+    def _around_save(self, original: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+        """Every save passes here, whoever asked for it; scheduler and training state are written after it."""
+        assert self._exports is not None
+        name = str(arguments["epoch"])
+        if _saves_rewrite_in_place():
+            self._exports.wait_for(name, REWRITE_SECONDS)
+        started = time.perf_counter()
+        result = original()
+        moment = SavePoint("unknown", self._epoch, None, self._trainer.global_step)
+        self._unexported[name] = Save(name, moment, time.perf_counter() - started)
+        return result
+
+    def _around_maybe_save(self, original: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+        name, local_step = str(arguments["epoch"]), arguments.get("local_step", 0)
+        if name == INTERRUPTED:
+            self._wait_at_end = INTERRUPTED_SECONDS
+        result = original()
+        with _without_harm_to_training():
+            if name == INTERRUPTED:
+                self._export(name, "interrupted", None, ValidationMetrics(None, INTERRUPTED_RUN))
+            elif local_step:
+                self._export(name, "mid_epoch", local_step, ValidationMetrics(None, MID_EPOCH))
+            else:
+                reason = NO_VALIDATION if self._trainer.val_loader is None else NOT_YET
+                self._export(name, "end_of_epoch", 0, ValidationMetrics(None, reason))
+        return result
+
+    def _around_val_epoch(self, original: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+        metrics = original()
+        with _without_harm_to_training():
+            if metrics:
+                self._validated(str(arguments["epoch"]), metrics)
+        return metrics
+
+    def _validated(self, name: str, metrics: Mapping[str, Any]) -> None:
+        """These are the metrics of the save of that name only if no step was taken since."""
+        assert self._exports is not None
+        save = self._exports.latest_save(name)
+        if save and save.moment and save.moment.global_step == self._trainer.global_step:
+            self._exports.add_metrics(name, metrics)
+
+    def _around_maybe_update_best(self, original: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+        """With ``--save-best`` the save happens in here, after its validation and before the trainer's sweep."""
+        result = original()
+        with _without_harm_to_training():
+            self._export(
+                str(arguments["epoch"]), "best", 0, ValidationMetrics(arguments["val_metrics"], NOT_YET)
+            )
+        return result
+
+    def _export(self, name: str, kind: Any, local_step: int | None, metrics: ValidationMetrics) -> None:
+        """Export what was saved since the last call: normally the save of that name, or nothing."""
+        assert self._exports is not None
+        self._exports.show_news(self._trainer.global_step)
+        for save in self._take_unexported():
+            if save.name == name and save.moment is not None:
+                moment = replace(save.moment, kind=kind, local_step=local_step)
+                self._exports.export(replace(save, moment=moment), metrics)
+            else:  # an interrupt came between that save and its hook
+                self._exports.export(save)
+
+    def _take_unexported(self) -> Iterator[Save]:
+        while self._unexported:
+            yield self._unexported.pop(next(iter(self._unexported)))
+
+    # The end --------------------------------------------------------------------------------------------------
+
+    def _watch_for_stop(self, trainer: Any, stop: CommonStop) -> None:
+        """Places that every rank passes in the same order, with a synchronisation of the trainer's own between."""
+        trainer.optimizers[-1].register_step_post_hook(lambda *_: stop.check())
+        for name in ("val_epoch", "maybe_update_best"):
+            _wrap(trainer, name, lambda original, _: (stop.check(), original())[1])
+        _wrap(trainer, "maybe_save_checkpoint", self._around_maybe_interrupted)
+
+    def _around_maybe_interrupted(self, original: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+        if arguments["epoch"] == INTERRUPTED:
+            self._wait_at_end = INTERRUPTED_SECONDS
+        return original()
+
+    def _watch_end(self, trainer: Any, finish_after_training: bool) -> None:
+        def around(original: Callable[..., Any], _: Mapping[str, Any]) -> Any:
+            try:
+                result = original()
+            except Exception:
+                if self._exports is not None:
+                    self._exports.finish(CRASHED_SECONDS)
+                raise
+            finally:
+                self._last_step = trainer.global_step
+                self._trainer = None
+            if finish_after_training:
+                self.finish()
+            return result
+
+        _wrap(trainer, "run_training", around)
+
+
+def _wrap(owner: Any, name: str, around: Callable[[Callable[[], Any], Mapping[str, Any]], Any]) -> None:
+    """Replace a bound method on the instance; `around` gets the call, ready to be made, and its arguments."""
+    method = getattr(owner, name)
+    signature = inspect.signature(method)
+
+    @functools.wraps(method)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        arguments = signature.bind(*args, **kwargs).arguments
+        return around(lambda: method(*args, **kwargs), arguments)
+
+    setattr(owner, name, wrapper)
+
+
+def _require_hooks(trainer: Any) -> None:
+    """Raises UsageError unless `trainer` is a speculators trainer with all that is wrapped."""
+    try:
+        from speculators.train.trainer import Trainer
+    except ImportError as error:
+        raise UsageError(
+            f"speculators.train.trainer cannot be imported: {error}.",
+            remedy="pip install 'eagle3-export[train]'",
+        ) from error
+    if not isinstance(trainer, Trainer):
+        raise UsageError(
+            f"attach() needs a speculators.train.trainer.Trainer, not {type(trainer).__name__}.",
+            remedy="Build the trainer first, then attach to it.",
+        )
+    lacking = [name for name, names in TRAINER_HOOKS.items() if not _takes(trainer, name, names)]
+    lacking += [
+        name for name, names in CHECKPOINTER_HOOKS.items() if not _takes(trainer.checkpointer, name, names)
+    ]
+    if lacking:
+        from importlib.metadata import version
+
+        raise UsageError(
+            f"The trainer of speculators {version('speculators')} lacks what the export hooks into: "
+            f"{', '.join(lacking)}.",
+            remedy="Install speculators 0.8 or 0.9, or export its checkpoints with `eagle3-export watch`.",
+        )
+
+
+def _takes(owner: Any, name: str, arguments: tuple[str, ...]) -> bool:
+    method = getattr(owner, name, None)
+    return callable(method) and set(arguments) <= set(inspect.signature(method).parameters)
+
+
+def _saves_rewrite_in_place() -> bool:
+    """safetensors before 0.8 rewrites an existing file in place; from 0.8 on it replaces it by rename."""
+    from importlib.metadata import version
+
+    from packaging.version import Version
+
+    return Version(version("safetensors")) < Version("0.8")
+
+
+@contextmanager
+def _without_harm_to_training() -> Iterator[None]:
+    """Our own code inside a hook: interrupts come after it, and an error of ours ends in the log."""
+    with deferred_interrupts():
+        try:
+            yield
+        except Exception:
+            logger.exception("The export hook failed; training goes on.")

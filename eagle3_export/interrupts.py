@@ -1,0 +1,36 @@
+"""Keeps the user's Ctrl+C out of our own code without losing it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+@contextmanager
+def deferred_interrupts() -> Iterator[None]:
+    """Hold back SIGINT and SIGTERM for the few milliseconds of the body, then deliver them to their own handler.
+
+    speculators' handler raises ``TrainingInterruptedError``, an ordinary ``Exception``, wherever the main thread is
+    (speculators 0.9.0, ``graceful_shutdown``). In here it cannot surface, so a broad ``except Exception`` in the body
+    swallows no interrupt. Default handlers stay as they are: a second signal during the save still kills at once.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[tuple[int, FrameType | None]] = []
+    replaced = {}
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        handler = signal.getsignal(signum)
+        if callable(handler) and handler is not signal.default_int_handler:
+            replaced[signum] = handler
+            signal.signal(signum, lambda number, frame: received.append((number, frame)))
+    try:
+        yield
+    finally:
+        for signum, handler in replaced.items():
+            signal.signal(signum, handler)
+        for number, frame in received:
+            replaced[signal.Signals(number)](number, frame)

@@ -1,0 +1,139 @@
+"""What rank 0 tells the other ranks: short texts in the process group's own key-value store, never a collective."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+from eagle3_export.errors import Eagle3ExportError
+
+_boards = count()
+_POLL_SECONDS = 0.05
+_READERS_WAIT_SECONDS = 5.0
+
+
+class RankZeroBoard:
+    """A board that global rank 0 writes and every rank reads. Every rank makes its boards in the same order.
+
+    Args:
+        rank: this process's global rank.
+
+    Raises:
+        RuntimeError: there is no process group.
+    """
+
+    def __init__(self, rank: int) -> None:
+        import torch.distributed as dist
+
+        self.rank = rank
+        self._others = dist.get_world_size() - 1
+        self._store: Any = dist.distributed_c10d._get_default_store()
+        self._prefix = f"eagle3_export/{next(_boards)}/"
+
+    def write(self, topic: str, text: str, *, await_readers: bool = False) -> None:
+        """Post a text. Only rank 0 calls this.
+
+        Args:
+            await_readers: give the others up to five seconds to read it, because this process may be what serves
+                the store and is about to end.
+        """
+        self._store.set(self._prefix + topic, text)
+        deadline = time.monotonic() + (_READERS_WAIT_SECONDS if await_readers else 0)
+        while time.monotonic() < deadline and self._readers(topic) < self._others:
+            time.sleep(_POLL_SECONDS)
+
+    def read(self, topic: str) -> str | None:
+        """The text under that topic, None if there is none yet. Never waits."""
+        key = self._prefix + topic
+        return self._store.get(key).decode() if self._store.check([key]) else None
+
+    def await_text(self, topic: str) -> str:
+        """Wait for rank 0's text under that topic, and confirm that it was read.
+
+        Raises:
+            Eagle3ExportError: rank 0 is gone.
+        """
+        try:
+            while (text := self.read(topic)) is None:
+                time.sleep(_POLL_SECONDS)
+            self._readers(topic, 1)
+        except RuntimeError as error:  # torch.distributed.DistNetworkError and its kin
+            raise Eagle3ExportError(f"Rank 0 is gone ({error}).") from error
+        return text
+
+    def _readers(self, topic: str, more: int = 0) -> int:
+        return int(self._store.add(f"{self._prefix}{topic}/readers", more))
+
+
+class CommonStop:
+    """Lets every rank end with the same error at the same point of the run, though only rank 0 knows of it.
+
+    `check` is called at points that all ranks pass in the same order and between which the trainer itself
+    synchronises them (each step's gradients, the barriers around a validation). Rank 0 posts which point will be the
+    last before it passes the one before; so every rank reads it in time, and none waits for one that has left.
+
+    Args:
+        board: None in a run of one process.
+        failure: rank 0's failure, None while there is none; not asked on other ranks.
+    """
+
+    def __init__(self, board: RankZeroBoard | None, failure: Callable[[], Eagle3ExportError | None]) -> None:
+        self._board = board
+        self._failure = failure
+        self._point = 0
+        self._last: tuple[int, str] | None = None
+
+    def check(self) -> None:
+        """Pass one common point.
+
+        Raises:
+            Eagle3ExportError: the run ends here.
+        """
+        self._point += 1
+        if self._board is None:
+            if failure := self._failure():
+                raise failure
+            return
+        if self._last is None:
+            self._last = self._post() if self._board.rank == 0 else self._look()
+        if self._last is not None and self._point >= self._last[0]:
+            raise Eagle3ExportError(self._last[1])
+
+    def end_together(self, *, others_wait: bool) -> None:
+        """After training: every rank learns whether an export failed after the last common point.
+
+        Args:
+            others_wait: the run ended as planned, so that rank 0 will post its verdict.
+
+        Raises:
+            Eagle3ExportError: one did.
+        """
+        text = ""
+        if self._board is None or self._board.rank == 0:
+            text = str(self._failure() or "")
+            if self._board is not None:
+                self._board.write("end", text, await_readers=True)
+        elif others_wait:
+            text = self._board.await_text("end")
+        if text:
+            raise Eagle3ExportError(text)
+
+    def _post(self) -> tuple[int, str] | None:
+        assert self._board is not None
+        failure = self._failure()
+        if failure is None:
+            return None
+        last = (self._point + 1, str(failure))
+        self._board.write("stop", json.dumps(last))
+        return last
+
+    def _look(self) -> tuple[int, str] | None:
+        assert self._board is not None
+        text = self._board.read("stop")
+        if text is None:
+            return None
+        point, message = json.loads(text)
+        return point, message

@@ -1,0 +1,230 @@
+"""The exports of one training run: one copy in flight, in order, and an account of what failed."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eagle3_export.background import BackgroundQueue
+from eagle3_export.checkpoint import find_checkpoints, read_checkpoint
+from eagle3_export.config import ExportConfig
+from eagle3_export.dashboards import log_export, log_failure
+from eagle3_export.errors import CheckpointError, Eagle3ExportError, IncompatibleDraftError, StorageError
+from eagle3_export.export import WEIGHTS_FILE, PreparedExport, ValidationMetrics, prepare_export
+from eagle3_export.metadata import build_index, read_metadata
+from eagle3_export.outputs import read_exports, refresh_outputs, update_metrics
+from eagle3_export.source_state import SavePoint
+from eagle3_export.storage.lock import output_lock
+from eagle3_export.storage.publish import clean_leftovers
+
+logger = logging.getLogger("eagle3_export")
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """One checkpoint that the trainer has written.
+
+    Attributes:
+        name: of its directory: the epoch, or ``interrupted``.
+        moment: when in the run it was; None for one of an earlier run.
+        seconds: what the trainer's own save took.
+    """
+
+    name: str
+    moment: SavePoint | None = None
+    seconds: float | None = None
+
+
+class RunExports:
+    """Exports the checkpoints of one run into one output directory.
+
+    Its methods are for the training thread and return within milliseconds, `finish` and `wait_for` excepted. None
+    raises for an export that fails: that is warned about, remembered and told again at the end.
+
+    Attributes:
+        failure: the first failure, None while there is none.
+        refused: every export will be refused, and the user chose to train nevertheless: refusals are no failures.
+    """
+
+    def __init__(self, config: ExportConfig, save_path: Path, output_dir: Path) -> None:
+        self._config = config
+        self._save_path = save_path
+        self._output_dir = output_dir
+        self._queue = BackgroundQueue("eagle3-export")
+        self._lock = ExitStack()
+        self._locked = False
+        self._saves: dict[str, Save] = {}
+        self._waiting: dict[str, PreparedExport] = {}
+        self._missing: dict[str, str] = {}
+        self._news: deque[Callable[[int], None]] = deque()
+        self.failure: Eagle3ExportError | None = None
+        self.refused = False
+
+    def export(self, save: Save, metrics: ValidationMetrics | None = None) -> None:
+        """Check the checkpoint and hold its files open now; copy and publish it in the background.
+
+        Args:
+            metrics: of its own validation, or why there are none; None reads them from the checkpoint.
+        """
+        started = time.perf_counter()
+        self._queue.drop(save.name)
+        if superseded := self._waiting.pop(save.name, None):
+            superseded.close()
+            logger.info("%s was saved again before its export began: only the newer is exported.", save.name)
+        self._saves[save.name] = save
+        try:
+            prepared = prepare_export(
+                self._save_path / save.name,
+                self._output_dir / save.name,
+                self._config,
+                moment=save.moment,
+                metrics=metrics,
+            )
+        except Exception as error:
+            self._failed(save.name, error)
+            return
+        held = time.perf_counter() - started
+        self._waiting[save.name] = prepared
+        self._queue.submit(save.name, lambda: self._publish(save, prepared, held))
+
+    def add_metrics(self, name: str, metrics: Mapping[str, Any]) -> None:
+        """Write the metrics of that export's own validation into it, once it is published."""
+        self._queue.submit(name, lambda: self._update(name, metrics))
+
+    def latest_save(self, name: str) -> Save | None:
+        """The latest save of that name in this run."""
+        return self._saves.get(name)
+
+    def catch_up(self) -> None:
+        """Export what an earlier run saved and did not get to export, and tidy up after it."""
+        try:
+            checkpoints = find_checkpoints(self._save_path)
+        except Eagle3ExportError:
+            return  # nothing was saved yet
+        if self._output_dir.is_dir():
+            self._queue.submit("tidy", self._tidy)
+        for checkpoint in checkpoints:
+            if not self._is_exported(checkpoint):
+                logger.info("%s has no export yet: exporting it.", checkpoint)
+                self.export(Save(checkpoint.name))
+
+    def show_news(self, step: int) -> None:
+        """Send what happened since the last call to the run's dashboards.
+
+        From the training thread: mlflow knows the active run only in the thread that started it.
+
+        Args:
+            step: the trainer's global step now.
+        """
+        while self._news:
+            self._news.popleft()(step)
+
+    def wait_for(self, name: str, timeout: float) -> bool:
+        """Block until nothing of that name is waiting or in flight; False if that took too long."""
+        return self._queue.wait(timeout, label=name)
+
+    def finish(self, timeout: float) -> None:
+        """Wait for what is in flight, then name the checkpoints that went without an export."""
+        if self._queue.wait(timeout):
+            self._lock.close()
+        else:
+            reason = f"{self._output_dir} did not take it within {timeout:.0f} s after the end of training."
+            for name in self._saves.keys() & set(self._queue.labels()):
+                self._failed(name, StorageError(reason))
+        if self._missing:
+            lines = "".join(f"\n  {name}: {reason}" for name, reason in self._missing.items())
+            remedy = f"eagle3-export convert --all {self._save_path} {self._output_dir}"
+            logger.warning(
+                "Checkpoints without an export of their last state:%s\nTo make up for it: %s", lines, remedy
+            )
+
+    def _publish(self, save: Save, prepared: PreparedExport, held: float) -> None:
+        started = time.perf_counter()
+        self._waiting.pop(save.name, None)
+        try:
+            with prepared:
+                self._take_lock()
+                result = prepared.run(replace=True)
+            self._missing.pop(save.name, None)
+            self._refresh(save.name if save.moment else None)
+            self._news.append(lambda step: log_export(result.metadata, result.directory, step=step))
+        except Exception as error:
+            self._failed(save.name, error)
+            return
+        own = "" if save.seconds is None else f", the trainer's own save took {save.seconds * 1e3:.1f} ms"
+        logger.info(
+            "Exported %s: training was held for %.1f ms%s; published in the background in %.1f ms (%s).",
+            result.directory,
+            held * 1e3,
+            own,
+            (time.perf_counter() - started) * 1e3,
+            result.written.method,
+        )
+
+    def _update(self, name: str, metrics: Mapping[str, Any]) -> None:
+        if name in self._missing:
+            return
+        directory = self._output_dir / name
+        try:
+            metadata = update_metrics(directory, metrics)
+            self._refresh(name)
+            self._news.append(lambda step: log_export(metadata, directory, step=step))
+        except Exception as error:
+            self._failed(name, error)
+
+    def _tidy(self) -> None:
+        try:
+            self._take_lock()
+            self._refresh(None)
+        except Exception as error:
+            logger.warning("Tidying up %s failed: %s", self._output_dir, error)
+
+    def _refresh(self, latest: str | None) -> None:
+        newest = latest or build_index(read_exports(self._output_dir)).latest
+        refresh_outputs(self._output_dir, latest=newest, keep_last=self._config.keep_last)
+
+    def _take_lock(self) -> None:
+        """Taken by the first job and held until the run ends: two runs never mix in one directory."""
+        if not self._locked:
+            self._lock.enter_context(output_lock(self._output_dir))
+            self._locked = True
+            for path in clean_leftovers(self._output_dir):
+                logger.info("Cleaned up what a killed export had left: %s", path)
+
+    def _failed(self, name: str, error: Exception) -> None:
+        self._missing[name] = str(error)
+        self._news.append(lambda step: log_failure(f"{name}: {error}", step=step))
+        if self.refused and isinstance(error, IncompatibleDraftError | CheckpointError):
+            logger.warning("%s was not exported: %s", name, error)
+            return
+        known = isinstance(error, Eagle3ExportError | OSError)
+        logger.warning("Exporting %s failed: %s", name, error, exc_info=None if known else error)
+        if self.failure is None:
+            reason = str(error) if known else repr(error)
+            self.failure = StorageError(f"Exporting {self._save_path / name} failed: {reason}")
+
+    def _is_exported(self, checkpoint: Path) -> bool:
+        """Whether its export is of its present state: the same step, and not older than its weights."""
+        exported = self._output_dir / checkpoint.name
+        try:
+            step = read_metadata(exported).global_step
+            same_step = step is None or step == _saved_step(checkpoint, step)
+            return same_step and _modified(exported / WEIGHTS_FILE) >= _modified(checkpoint / WEIGHTS_FILE)
+        except (Eagle3ExportError, OSError):
+            return False
+
+
+def _modified(path: Path) -> int:
+    return path.stat().st_mtime_ns
+
+
+def _saved_step(checkpoint: Path, default: int) -> int | None:
+    """`global_step` of the checkpoint, `default` where it has no training_state.json (`--save-best`, `interrupted`)."""
+    state = read_checkpoint(checkpoint).training_state
+    return default if state is None else state.global_step
