@@ -53,6 +53,7 @@ def convert_checkpoint(
     Raises:
         CheckpointError, IncompatibleDraftError, StorageError: nothing was written.
     """
+    clean_leftovers(destination.parent)
     result = export_checkpoint(checkpoint, destination, config, overwrite=overwrite)
     return Conversion(str(checkpoint), result.directory, result)
 
@@ -86,7 +87,6 @@ def convert_run(
         )
     conversions = []
     with output_lock(output_dir):
-        clean_leftovers(output_dir)
         for checkpoint in checkpoints:
             conversion = _convert_one(checkpoint, output_dir / checkpoint.name, config, overwrite)
             report(conversion)

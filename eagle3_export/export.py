@@ -8,7 +8,6 @@ publishes; it may run in a background thread.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from eagle3_export.sglang.target import ServingTarget
 from eagle3_export.source_state import SavePoint, save_point, validation_metrics
 from eagle3_export.storage.copy import WriteReport
 from eagle3_export.storage.faults import shown
-from eagle3_export.storage.publish import publish_directory, staging_directory
+from eagle3_export.storage.publish import publish_directory, remove_staging, staging_directory
 from eagle3_export.storage.safetensors_file import TensorSource
 from eagle3_export.storage.sources import PinnedSources, open_sources
 from eagle3_export.storage.transfer import write_and_scan
@@ -99,7 +98,7 @@ class PreparedExport:
                 _write_documents(staged, self.plan.config, metadata)
                 publish_directory(staged, self.destination, replace=replace)
             finally:
-                shutil.rmtree(staged, ignore_errors=True)
+                remove_staging(staged)
         return ExportResult(self.destination, metadata, tuple(self.plan.findings), written)
 
     def close(self) -> None:

@@ -1,12 +1,13 @@
 """Publication by rename: a reader sees all of a directory, file or pointer, or what was there before.
 
-Names that begin with `.eagle3-export-` are ours. What a killed process leaves under them, `clean_leftovers`
-removes.
+Names that begin with `.eagle3-export-` are ours. What a killed process leaves under them, `clean_leftovers` removes;
+a process that lives holds a lock (flock) on its directories there.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import os
 import secrets
@@ -21,10 +22,11 @@ from eagle3_export.storage.faults import DIRECTORY_MODE, FILE_MODE, os_errors, s
 logger = logging.getLogger(__name__)
 
 # Short and independent of the published name, which may already have the 255 bytes that a name can have.
-_STAGING, _REPLACED, _FILE, _POINTER = (
-    f".eagle3-export-{kind}-" for kind in ("staging", "replaced", "file", "pointer")
+_OURS = _STAGING, _REPLACED, _DISCARDED, _FILE, _POINTER = tuple(
+    f".eagle3-export-{kind}-" for kind in ("staging", "replaced", "discarded", "file", "pointer")
 )
-DISCARDED = ".eagle3-export-discarded-"
+# Descriptors of the directories that this process holds.
+_held: dict[Path, int] = {}
 
 _AT_FDCWD = -100
 _RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
@@ -34,15 +36,20 @@ _NO_SUCH_RENAME = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY)
 def staging_directory(final: Path) -> Path:
     """Makes an empty directory beside `final`, on the same filesystem, to build its content in.
 
+    `publish_directory` or `remove_staging` ends its life.
+
     Raises:
         StorageError: the parent directory cannot be made or written.
     """
-    parent = final.parent
-    with os_errors("Creating a directory in", parent):
-        parent.mkdir(parents=True, exist_ok=True)
-        staged = _aside(parent, _STAGING)
-        staged.mkdir(DIRECTORY_MODE)
-    return staged
+    with os_errors("Creating a directory in", final.parent):
+        final.parent.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
+        return _make_aside(final.parent, _STAGING)
+
+
+def remove_staging(staged: Path) -> None:
+    """Removes a staging directory, if it is still there."""
+    _remove_quietly(staged)
+    _let_go(staged)
 
 
 def publish_directory(staged: Path, final: Path, *, replace: bool) -> None:
@@ -65,6 +72,7 @@ def publish_directory(staged: Path, final: Path, *, replace: bool) -> None:
         else:
             _rename_new(staged, final)
         sync_directory(final.parent)
+    _let_go(staged)
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -120,31 +128,41 @@ def set_pointer(output_dir: Path, name: str, target: str) -> None:
 def clean_leftovers(output_dir: Path) -> list[Path]:
     """Removes what a killed export left in `output_dir`, after putting back what it had moved aside.
 
-    Call it under `output_lock`: another process's work in progress looks the same.
+    The work of processes that live is left alone, and so is what this user may not remove: a warning names that.
 
     Returns:
         the paths that were removed or put back.
+
+    Raises:
+        StorageError: the directory cannot be listed.
     """
-    handled: list[Path] = []
     if not output_dir.is_dir():
-        return handled
+        return []
     with os_errors("Cleaning", output_dir):
-        for path in sorted(output_dir.iterdir()):
-            if path.name.startswith(_REPLACED):
-                handled += _put_back(path)
-            elif path.name.startswith((_STAGING, DISCARDED, _FILE, _POINTER)):
-                _remove(path)
-                handled.append(path)
-            elif _is_directory(path):
-                for inner in path.glob(f"{_FILE}*"):
-                    _remove(inner)
-                    handled.append(inner)
-    return handled
+        children = sorted(output_dir.iterdir())
+    leftovers = [child for child in children if child.name.startswith(_OURS)]
+    for child in children:
+        if child not in leftovers and (child / "metadata.json").is_file() and not child.is_symlink():
+            leftovers += child.glob(f"{_FILE}*")
+    return [path for path in leftovers if _clean(path)]
+
+
+def _clean(path: Path) -> bool:
+    try:
+        if _in_use(path):
+            return False
+        if path.name.startswith(_REPLACED):
+            _put_back(path)
+        _remove(path)
+    except OSError as error:
+        logger.warning("%s", storage_error(error, "Cleaning up", path))
+        return False
+    return True
 
 
 def discard_directory(directory: Path) -> None:
     """Removes a published directory: first its name, so that nobody finds half of it, then its files."""
-    aside = _aside(directory.parent, DISCARDED)
+    aside = _aside(directory.parent, _DISCARDED)
     with os_errors("Removing", directory):
         directory.rename(aside)
     _remove_quietly(aside)
@@ -160,6 +178,36 @@ def sync_directory(directory: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def _make_aside(parent: Path, prefix: str) -> Path:
+    """Makes a directory of ours and holds it, so that it is told from one whose process died."""
+    directory = _aside(parent, prefix)
+    directory.mkdir(DIRECTORY_MODE)
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with suppress(OSError):  # a filesystem without locks
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    _held[directory] = descriptor
+    return directory
+
+
+def _let_go(directory: Path) -> None:
+    descriptor = _held.pop(directory, None)
+    if descriptor is not None:
+        os.close(descriptor)
+
+
+def _in_use(path: Path) -> bool:
+    if not _is_directory(path):
+        return False
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno == errno.EWOULDBLOCK
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _aside(directory: Path, prefix: str) -> Path:
@@ -216,29 +264,30 @@ def _exchange(staged: Path, final: Path) -> None:
         sync_directory(final.parent)
         _remove_quietly(staged)
         return
-    aside = _aside(final.parent, _REPLACED)
-    aside.mkdir(DIRECTORY_MODE)
-    final.rename(aside / final.name)
+    aside = _make_aside(final.parent, _REPLACED)
+    old = aside / final.name
     try:
-        _rename_new(staged, final)
-    except BaseException:
-        (aside / final.name).rename(final)
-        with suppress(OSError):
+        final.rename(old)
+        try:
+            _rename_new(staged, final)
+        except BaseException:
+            old.rename(final)
+            raise
+        sync_directory(final.parent)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        with suppress(OSError):  # never with the old one still in it
             aside.rmdir()
-        raise
-    sync_directory(final.parent)
-    _remove_quietly(aside)
+        _let_go(aside)
 
 
-def _put_back(aside: Path) -> list[Path]:
+def _put_back(aside: Path) -> None:
     for old in aside.iterdir():
         home = aside.parent / old.name
         if not os.path.lexists(home):
             old.rename(home)
             logger.warning("%s was put back: the process that was replacing it had died", shown(home))
     sync_directory(aside.parent)
-    _remove(aside)
-    return [aside]
 
 
 def _inode(path: Path) -> int | None:
