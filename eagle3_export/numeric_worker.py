@@ -100,21 +100,54 @@ def load_trained(source: Path) -> Any:
 def trained_logits(
     model: Any, tokens: torch.Tensor, hidden_states: torch.Tensor, steps: int
 ) -> list[torch.Tensor]:
-    """Logits [positions, draft vocabulary] of each TTT step, teacher-forced, from speculators' own
-    forward.
+    """Logits [positions, draft vocabulary] of each TTT step, teacher-forced, from speculators' own forward.
+
+    One thing is not as in training: at TTT step k speculators lets a query of a sliding-window layer see the window
+    of step 0 and k drafted keys more, W + k in all. Drafting, in SGLang and in vLLM, sees the last W. So the masks
+    here keep the last W; within the first W tokens the two are the same.
     """
+    from unittest import mock
+
+    from speculators.models.eagle3 import core
+
+    build, extend = model._build_attn_mask, core.extend_dense_mask_for_draft_tokens
+
+    def build_mask(*args: Any, **kwargs: Any) -> torch.Tensor:
+        mask: torch.Tensor = build(*args, **kwargs)
+        mask.window = args[3] if len(args) > 3 else kwargs.get("sliding_window")  # type: ignore[attr-defined]
+        return mask
+
+    def extend_mask(mask: torch.Tensor, length: int) -> torch.Tensor:
+        window = mask.window  # type: ignore[attr-defined]
+        extended = keep_last_keys(extend(mask, length), window)
+        extended.window = window  # type: ignore[attr-defined]
+        return extended
+
     collected: list[torch.Tensor] = []
     hook = model.lm_head.register_forward_hook(lambda _module, _inputs, output: collected.append(output[0]))
     try:
-        model(
-            hidden_states=hidden_states[None],
-            input_ids=tokens[None],
-            document_ids=torch.zeros_like(tokens)[None],
-            ttt_steps=steps,
-        )
+        with (
+            mock.patch.object(model, "_build_attn_mask", build_mask),
+            mock.patch.object(core, "extend_dense_mask_for_draft_tokens", extend_mask),
+        ):
+            model(
+                hidden_states=hidden_states[None],
+                input_ids=tokens[None],
+                document_ids=torch.zeros_like(tokens)[None],
+                ttt_steps=steps,
+            )
     finally:
         hook.remove()
     return collected
+
+
+def keep_last_keys(mask: torch.Tensor, window: int | None) -> torch.Tensor:
+    """An additive mask [.., queries, keys] in which each query sees the last `window` of the keys it saw."""
+    if window is None:
+        return mask
+    seen = torch.isfinite(mask)
+    newer = seen.flip(-1).cumsum(-1).flip(-1)  # keys seen from here on, this one included
+    return mask.masked_fill(newer > window, float("-inf"))
 
 
 # --- the serving side: SGLang --------------------------------------------------------------------------
@@ -145,6 +178,8 @@ def load_served(export: Path, target_embedding: torch.Tensor, draft_window: int 
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(str(export))
+    if not ModelRegistry.is_arch_supported(config.architectures[0]):
+        raise ValueError(f"SGLang's model registry does not know {config.architectures[0]}")
     model_class, _ = ModelRegistry.resolve_model_cls(config.architectures)
     get_context().override("numeric check", speculative_draft_window_size=draft_window)
     model = model_class(config).float().eval()
