@@ -57,3 +57,7 @@ class IncompatibleDraftError(Eagle3ExportError):
             "; ".join(f"[{finding.id}] {finding.cause}" for finding in self.findings),
             remedy=" ".join(dict.fromkeys(finding.remedy for finding in self.findings)),
         )
+
+
+class MeasurementError(Eagle3ExportError):
+    """A server could not be measured, or what it said is no measurement of this export."""
