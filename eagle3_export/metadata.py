@@ -133,16 +133,33 @@ def with_metrics(
 
 def with_measurement(metadata: ExportMetadata, measurement: Measurement) -> ExportMetadata:
     """The same export with one more measurement; an older one of the same kind is replaced."""
-    kind = ("num_steps", "prompt_source", "server", "sampling", "concurrency", "target")
+    kind = ("num_steps", "topk", "prompt_source", "server", "sampling", "concurrency", "target")
     old = metadata.measured.measurements if metadata.measured else []
     kept = [m for m in old if any(getattr(m, key) != getattr(measurement, key) for key in kind)]
+    measurements = [measurement, *kept]
+    cost_ratio = _cost_ratio(measurements)
     measured = Measured(
         acceptance_length=measurement.acceptance_length,
         num_steps=measurement.num_steps,
-        measurements=[measurement, *kept],
+        cost_ratio=cost_ratio,
+        measurements=measurements,
+        reasons={"cost_ratio": "No measurement with a speed-up shows it."} if cost_ratio is None else {},
     )
     reasons = {name: why for name, why in metadata.reasons.items() if name != "measured"}
     return _changed(metadata, {"measured": measured, "reasons": reasons})
+
+
+def _cost_ratio(measurements: Sequence[Measurement]) -> float | None:
+    """c in speed-up = AL(K) / (1 + K·c), least squares over the measurements that have a speed-up."""
+    excess = [
+        (m.num_steps, (m.reported_acceptance_length or m.acceptance_length) / m.speedup - 1)
+        for m in measurements
+        if m.speedup
+    ]
+    if not excess:
+        return None
+    ratio = sum(depth * cost for depth, cost in excess) / sum(depth**2 for depth, _ in excess)
+    return ratio if ratio > 0 else None
 
 
 def _changed(metadata: ExportMetadata, values: Mapping[str, Any]) -> ExportMetadata:

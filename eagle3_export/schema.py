@@ -119,6 +119,8 @@ class Measurement(Section):
     includes_bonus_token: Literal[True] = True
     num_steps: int
     """Draft depth the server ran."""
+    topk: int
+    """Branches per draft step; 1 is a chain, which the estimate is for."""
     verify_steps: int
     accepted_per_position: list[Share] | None
     """Share of verify steps in which at least k + 1 drafts were accepted, k < num_steps."""
@@ -133,7 +135,7 @@ class Measurement(Section):
     """Completion tokens / wall time, at the concurrency below."""
     concurrency: int
     speedup: FiniteFloat | None
-    """tokens_per_second against the same server without a draft."""
+    """tokens_per_second against a server without a draft, on the same prompts."""
     server: Literal["sglang", "vllm"]
     server_version: str | None
     target: str | None
@@ -150,6 +152,8 @@ class Measured(Section):
     acceptance_length: FiniteFloat
     num_steps: int
     includes_bonus_token: Literal[True] = True
+    cost_ratio: FiniteFloat | None
+    """Time of one draft step / time of one step without a draft: what the measured speed-ups say of it."""
     measurements: list[Measurement]
     reasons: dict[str, str] = _REASONS
 

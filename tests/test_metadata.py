@@ -79,6 +79,7 @@ def measurement(**changes) -> Measurement:
     values = {
         "acceptance_length": 2.5,
         "num_steps": 3,
+        "topk": 1,
         "verify_steps": 40,
         "accepted_per_position": [0.8, 0.5, 0.2],
         "reported_acceptance_length": 2.4,

@@ -1,0 +1,117 @@
+"""The part of a server that a measurement needs, the same for SGLang and vLLM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from eagle3_export.errors import MeasurementError
+from eagle3_export.measure.connection import Connection
+from eagle3_export.measure.counts import Counts
+from eagle3_export.measure.workload import Prompt, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """What a server says about itself; None where it does not say.
+
+    Args:
+        kind: sglang or vllm.
+        target: the model it serves.
+        draft: the draft's path, on the server's machine; None without speculation.
+        num_steps: draft depth.
+        topk: branches per draft step.
+        hardware: device.
+        algorithm: of speculation, as the server spells it.
+    """
+
+    kind: Literal["sglang", "vllm"]
+    version: str | None
+    target: str | None
+    algorithm: str | None
+    draft: str | None
+    num_steps: int | None
+    topk: int
+    hardware: str | None
+
+
+class Server(Protocol):
+    """A running server."""
+
+    facts: ServerFacts
+
+    def begin(self) -> None:
+        """Note the counters before the requests that count."""
+
+    def answer(self, prompt: Prompt, workload: Workload, max_new_tokens: int) -> Counts:
+        """Generate for one prompt; the counters are those of this request as far as the server tells."""
+
+    def end(self, answers: Counts) -> Counts:
+        """Counters over all requests since :meth:`begin`, given the sum of their answers."""
+
+
+def connect(connection: Connection) -> Server:
+    """Find out what kind of server answers.
+
+    Raises:
+        MeasurementError: none does, or one that is neither SGLang nor vLLM.
+    """
+    from eagle3_export.measure.sglang_server import SGLangServer
+    from eagle3_export.measure.vllm_server import VLLMServer
+
+    info = connection.get_json("/server_info") or connection.get_json("/get_server_info")
+    if info is not None and "speculative_algorithm" in info:
+        return SGLangServer(connection, info)
+    metrics = connection.get("/metrics")
+    if metrics is not None and b"vllm:" in metrics:
+        return VLLMServer(connection)
+    raise MeasurementError(
+        f"{connection.base_url} is neither an SGLang nor a vLLM server.",
+        remedy="Give the address of the server itself, not of a gateway before it.",
+    )
+
+
+def require_export(facts: ServerFacts, export: Path) -> int:
+    """The depth at which a server runs this export.
+
+    Raises:
+        MeasurementError: it runs no draft, another one, or one that cannot be told.
+    """
+    if facts.algorithm is None or not facts.num_steps:
+        raise MeasurementError(
+            "The server runs without speculation.",
+            why="There is nothing to measure.",
+            remedy="Start it with the command that `eagle3-export launch` prints.",
+        )
+    if "EAGLE3" not in facts.algorithm.upper():
+        raise MeasurementError(
+            f"The server speculates with {facts.algorithm}, not with EAGLE3.",
+            remedy="Start it with the command that `eagle3-export launch` prints.",
+        )
+    if facts.draft is None:
+        raise MeasurementError(
+            "The server does not say which draft it runs.",
+            why="A number counts as measured only for the export that was served.",
+            remedy="Start vLLM with VLLM_SERVER_DEV_MODE=1, so that /server_info answers."
+            if facts.kind == "vllm"
+            else "",
+        )
+    served = Path(facts.draft)
+    if served.is_symlink():
+        raise MeasurementError(
+            f"The server was started with {served}, a pointer that may have moved since.",
+            remedy=f"Start it with the directory itself: {export.resolve()}.",
+        )
+    if served.resolve() != export.resolve():
+        raise MeasurementError(
+            f"The server runs the draft {served}, not {export.resolve()}.",
+            why="A number counts as measured only for the export that was served.",
+            remedy="Measure that export, or start a server with this one; both machines must see it under one path.",
+        )
+    return facts.num_steps
+
+
+def integer(value: Any) -> int | None:
+    """A counter from a server's answer, or None for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
