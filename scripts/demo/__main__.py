@@ -1,0 +1,85 @@
+"""Runs the demo from the repository's root: `python -m scripts.demo`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import yaml
+from rich.console import Console
+from rich.rule import Rule
+
+from scripts.demo.results import Served, results_table
+from scripts.demo.world import DEMO, held_out_prompts, train_verifier, write_offline_data
+from tests.sglang_cpu import serve
+
+CONFIG = Path("configs/demo.yaml")
+NUM_PROMPTS = 8
+PROMPT_LENGTH = 32  # tokens
+NEW_TOKENS = 64
+
+
+def main() -> int:
+    console = Console(highlight=False)
+    config = yaml.safe_load(CONFIG.read_text())
+    training = config["train"]
+    verifier = Path(training["verifier"]["verifier_name_or_path"])
+    data = Path(training["data"]["data_path"])
+    checkpoints = Path(training["trainer"]["save_path"])
+    exports = Path(config["sglang_export"]["output_dir"])
+    began = time.monotonic()
+
+    def phase(number: int, title: str) -> None:
+        console.print(Rule(f"{number}/4  {title}  ({time.monotonic() - began:.0f} s)", align="left"))
+
+    for directory in (verifier, data, checkpoints, exports):
+        shutil.rmtree(directory, ignore_errors=True)
+
+    phase(1, "A small verifier learns the documentation that ships with Python")
+    train_verifier(verifier, DEMO, say=console.print)
+
+    phase(2, "Its hidden states, in the format that speculators trains from")
+    write_offline_data(verifier, data, training["draft"]["target_layer_ids"], DEMO, say=console.print)
+
+    command = ["eagle3-export", "train", "--config", str(CONFIG)]
+    phase(3, f"{' '.join(command)}")
+    subprocess.run([sys.executable, "-m", "eagle3_export", *command[1:]], check=True)
+
+    num_steps = int(training["loss"]["ttt_steps"])
+    phase(4, f"SGLang serves every export: {NUM_PROMPTS} held-out prompts, {num_steps} draft steps")
+    served = serve_exports(console, verifier, exports, num_steps)
+
+    console.print()
+    console.print(results_table(served, num_steps))
+    console.print(f"Exports: {exports}/<epoch>; how to serve one: {exports}/best/README.md")
+    console.print(f"Took {time.monotonic() - began:.0f} s.")
+    return 0
+
+
+def serve_exports(console: Console, verifier: Path, exports: Path, num_steps: int) -> list[Served]:
+    """Greedy generation with each epoch's export, as many engines at a time as there are cores (two at most)."""
+    prompts = held_out_prompts(verifier, NUM_PROMPTS, PROMPT_LENGTH, DEMO)
+
+    def measure(export: Path) -> Served:
+        result = serve.generate(verifier, export, num_steps, prompts, max_new_tokens=NEW_TOKENS)
+        served = Served.from_result(export, result)
+        console.print(
+            f"epoch {export.name}: {served.measured_acceptance_length:.2f} tokens per verify step "
+            f"(accepted drafts 0…{num_steps}: {served.histogram})"
+        )
+        return served
+
+    epochs = sorted(
+        (path for path in exports.iterdir() if path.name.isdecimal()), key=lambda path: int(path.name)
+    )
+    with ThreadPoolExecutor(max_workers=min(2, os.cpu_count() or 1)) as pool:
+        return list(pool.map(measure, epochs))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
