@@ -30,34 +30,38 @@ def sentences(count: int, length: int, seed: int = 0) -> torch.Tensor:
     return tokens
 
 
-def make_verifier(folder: Path, *, steps: int = 60, seed: int = 0, **changes: Any) -> Path:
+def make_verifier(folder: Path, *, steps: int = 80, seed: int = 0) -> Path:
     """Train a toy Llama verifier and save it in float32."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
-    sizes: dict[str, Any] = {
-        "vocab_size": VOCAB,
-        "hidden_size": HIDDEN,
-        "intermediate_size": 2 * HIDDEN,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": HEADS // 2,
-        "head_dim": HIDDEN // HEADS,
-        "max_position_embeddings": 1024,
-        "tie_word_embeddings": False,
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-    }
-    model = LlamaForCausalLM(LlamaConfig(**(sizes | changes)))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=HIDDEN,
+        intermediate_size=2 * HIDDEN,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=HEADS // 2,
+        head_dim=HIDDEN // HEADS,
+        max_position_embeddings=1024,
+        initializer_range=0.06,
+        tie_word_embeddings=False,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    model = LlamaForCausalLM(config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for step in range(steps):
-        batch = sentences(8, 32, seed=1000 + step)
-        loss = model(input_ids=batch, labels=batch).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        batch = sentences(16, 16, seed=1000 + step)
+        _descend(optimizer, model(input_ids=batch, labels=batch).loss)
     model.save_pretrained(folder)
     return folder
+
+
+def _descend(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
 
 
 def prompts(count: int = 4, length: int = 12) -> list[list[int]]:
@@ -105,8 +109,7 @@ ROPE = {
 }
 
 
-def random_draft(
-    folder: Path,
+def build_draft(
     *,
     arch: str = "llama",
     layers: int = 1,
@@ -116,16 +119,17 @@ def random_draft(
     draft_vocab: int = VOCAB // 2,
     aux_layer_ids: Sequence[int] = AUX_LAYER_IDS,
     rope: str = "default",
+    rope_changes: dict[str, Any] | None = None,
     windows: Sequence[int | None] | None = None,
     attention_bias: bool = False,
     mlp_bias: bool = False,
     verifier: Path | str = "toy-verifier",
-    seed: int = 0,
     **flags: bool,
-) -> Path:
-    """Save a speculators draft in float32 whose every parameter matters: no zero biases, no norm weights of one.
+) -> Any:
+    """Speculators' `Eagle3DraftModel` in float32, weights as its constructor leaves them.
 
     Args:
+        rope: a key of ROPE, with `rope_changes` to its parameters.
         windows: per layer the keys that a query sees, None for all.
         flags: of speculators' Eagle3SpeculatorConfig: norm_before_residual, norm_before_fc, fc_norm, norm_output,
             embed_requires_grad.
@@ -135,18 +139,10 @@ def random_draft(
     from speculators.proposals.greedy import GreedyTokenProposalConfig
     from transformers import LlamaConfig, Qwen3Config
 
-    torch.manual_seed(seed)
-    rope_parameters = dict(ROPE[rope])
-    if rope == "longrope":
-        half = head_dim // 2
-        rope_parameters |= {
-            "short_factor": [1.0 + 0.1 * i for i in range(half)],
-            "long_factor": [1.0 + 0.5 * i for i in range(half)],
-        }
     windows = list(windows) if windows is not None else [None] * layers
-    seen = next((window for window in windows if window is not None), None)
+    window = next((window for window in windows if window is not None), None)
     kinds: dict[str, Any] = (
-        {"mlp_bias": mlp_bias} if arch == "llama" else {"use_sliding_window": seen is not None}
+        {"mlp_bias": mlp_bias} if arch == "llama" else {"use_sliding_window": window is not None}
     )
     decoder = (LlamaConfig if arch == "llama" else Qwen3Config)(
         vocab_size=VOCAB,
@@ -157,13 +153,14 @@ def random_draft(
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
         max_position_embeddings=1024,
-        rope_parameters=rope_parameters,
+        rope_parameters=rope_parameters(rope, head_dim) | (rope_changes or {}),
         attention_bias=attention_bias,
         tie_word_embeddings=False,
-        sliding_window=seen,
+        sliding_window=window,
         layer_types=["full_attention" if window is None else "sliding_attention" for window in windows],
         **kinds,
     )
+    decoder._attn_implementation = "eager"
     config = Eagle3SpeculatorConfig(
         transformer_layer_config=decoder,
         draft_vocab_size=draft_vocab,
@@ -176,12 +173,86 @@ def random_draft(
         ),
         **flags,
     )
-    model = Eagle3DraftModel(config).float()
+    return Eagle3DraftModel(config).float()
+
+
+def rope_parameters(rope: str, head_dim: int) -> dict[str, Any]:
+    """A copy of ROPE[rope], with longrope's factors per rotated pair."""
+    parameters = dict(ROPE[rope])
+    if rope == "longrope":
+        pairs = range(head_dim // 2)
+        parameters["short_factor"] = [1.0 + 0.1 * pair for pair in pairs]
+        parameters["long_factor"] = [1.0 + 0.5 * pair for pair in pairs]
+    return parameters
+
+
+def random_draft(folder: Path, *, seed: int = 0, **choices: Any) -> Path:
+    """Save a draft whose every parameter matters: no zero biases, no norm weights of one.
+
+    Args:
+        choices: of `build_draft`.
+    """
+    torch.manual_seed(seed)
+    model = build_draft(**choices)
     for name, parameter in model.named_parameters():
         torch.nn.init.normal_(parameter, mean=1.0 if "norm" in name else 0.0, std=0.3)
-    if model.d2t is not None:
-        chosen = torch.randperm(VOCAB)[:draft_vocab].sort().values
-        model.d2t.copy_(chosen - torch.arange(draft_vocab))
-        model.t2d[chosen] = True
+    _choose_vocabulary(model, torch.randperm(VOCAB)[: model.draft_vocab_size].sort().values)
     model.save_pretrained(folder)
     return folder
+
+
+def trained_draft(folder: Path, verifier: Path, *, steps: int = 60, seed: int = 0, **choices: Any) -> Path:
+    """Train a draft for a few seconds with speculators' own forward and loss, and save it in float32.
+
+    Args:
+        choices: of `build_draft`.
+    """
+    from speculators.losses import resolve_loss_config
+    from transformers import LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    target = LlamaForCausalLM.from_pretrained(verifier, dtype=torch.float32).eval()
+    model = build_draft(verifier=verifier, **choices)
+    # the language's most frequent tokens would be chosen in a real run; here any
+    _choose_vocabulary(model, torch.arange(model.draft_vocab_size))
+    model.load_verifier_weights()
+    for name, parameter in model.named_parameters():
+        if "bias" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=5e-3)
+    loss_config = resolve_loss_config("ce", "eager")
+    for step in range(steps):
+        batch = training_batch(target, sentences(8, 24, seed=5000 + step), model.target_layer_ids)
+        _, loss, _ = model(**batch, ttt_steps=3, loss_config=loss_config)
+        _descend(optimizer, loss)
+    model.save_pretrained(folder)
+    return folder
+
+
+def training_batch(
+    target: Any, tokens: torch.Tensor, aux_layer_ids: Sequence[int]
+) -> dict[str, torch.Tensor]:
+    """One packed batch as speculators' data pipeline shapes it: (token j + 1, aux states j, last state j + 1)."""
+    with torch.no_grad():
+        captured: list[torch.Tensor] = []
+        hook = target.model.norm.register_forward_pre_hook(lambda _module, inputs: captured.append(inputs[0]))
+        states = target.model(tokens, output_hidden_states=True).hidden_states
+        hook.remove()
+    aux = torch.cat([states[layer] for layer in aux_layer_ids], dim=-1)
+    count, length = tokens.shape[0], tokens.shape[1] - 1
+    return {
+        "hidden_states": aux[:, :-1].reshape(1, count * length, -1),
+        "input_ids": tokens[:, 1:].reshape(1, -1),
+        "verifier_last_hidden_states": captured[0][:, 1:].reshape(1, count * length, -1),
+        "document_ids": torch.arange(count).repeat_interleave(length)[None],
+        "position_ids": torch.arange(1, length + 1).repeat(count)[None],
+        "loss_mask": torch.ones(1, count * length, dtype=torch.bool),
+    }
+
+
+def _choose_vocabulary(model: Any, chosen: torch.Tensor) -> None:
+    if model.d2t is None:
+        return
+    model.d2t.copy_(chosen - torch.arange(len(chosen)))
+    model.t2d.fill_(False)
+    model.t2d[chosen] = True
