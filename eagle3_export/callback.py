@@ -19,6 +19,7 @@ from eagle3_export.interrupts import deferred_interrupts
 from eagle3_export.ranks import CommonStop, RankZeroBoard
 from eagle3_export.run_exports import RunExports, Save
 from eagle3_export.source_state import INTERRUPTED, INTERRUPTED_RUN, MID_EPOCH, SavePoint
+from eagle3_export.training_check import check_before_training
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -140,12 +141,10 @@ class SGLangExportCallback:
                 self._board.write("start", verdict, await_readers=bool(verdict))
 
     def _prepare(self, trainer: Any) -> RunExports:
-        from eagle3_export.training_check import findings_before_training
-
         save_path = Path(trainer.checkpointer.path)
         exports = RunExports(self._config, save_path, self._config.resolve_output_dir(save_path))
         try:
-            findings = findings_before_training(trainer.model, self._config)
+            findings, exports.verifier = check_before_training(trainer.model, self._config)
             obstacles = [finding for finding in findings if finding.level == "incompatible"]
             for finding in findings:
                 if finding not in obstacles:
@@ -249,9 +248,14 @@ class SGLangExportCallback:
 
     def _watch_for_stop(self, trainer: Any, stop: CommonStop) -> None:
         """Places that every rank passes in the same order, with a synchronisation of the trainer's own between."""
+
+        def around(original: Callable[..., Any], _: Mapping[str, Any]) -> Any:
+            stop.check()
+            return original()
+
         trainer.optimizers[-1].register_step_post_hook(lambda *_: stop.check())
-        for name in ("val_epoch", "maybe_update_best"):
-            _wrap(trainer, name, lambda original, _: (stop.check(), original())[1])
+        _wrap(trainer, "val_epoch", around)
+        _wrap(trainer, "maybe_update_best", around)
         _wrap(trainer, "maybe_save_checkpoint", self._around_maybe_interrupted)
 
     def _around_maybe_interrupted(self, original: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:

@@ -22,6 +22,7 @@ from eagle3_export.outputs import read_exports, refresh_outputs, update_metrics
 from eagle3_export.source_state import SavePoint
 from eagle3_export.storage.lock import output_lock
 from eagle3_export.storage.publish import clean_leftovers
+from eagle3_export.verifier import Verifier
 
 logger = logging.getLogger("eagle3_export")
 
@@ -50,6 +51,7 @@ class RunExports:
     Attributes:
         failure: the first failure, None while there is none.
         refused: every export will be refused, and the user chose to train nevertheless: refusals are no failures.
+        verifier: the target model's facts; None looks them up at each export.
     """
 
     def __init__(self, config: ExportConfig, save_path: Path, output_dir: Path) -> None:
@@ -65,6 +67,7 @@ class RunExports:
         self._news: deque[Callable[[int], None]] = deque()
         self.failure: Eagle3ExportError | None = None
         self.refused = False
+        self.verifier: Verifier | None = None
 
     def export(self, save: Save, metrics: ValidationMetrics | None = None) -> None:
         """Check the checkpoint and hold its files open now; copy and publish it in the background.
@@ -83,6 +86,7 @@ class RunExports:
                 self._save_path / save.name,
                 self._output_dir / save.name,
                 self._config,
+                verifier=self.verifier,
                 moment=save.moment,
                 metrics=metrics,
             )

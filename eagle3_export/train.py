@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -135,17 +135,23 @@ def _run(train_config: Any, callback: SGLangExportCallback) -> None:
         callback.attach(trainer, finish_after_training=False)
         return trainer
 
-    cli.Trainer = build_trainer
-    try:
+    with _replaced(cli, "Trainer", build_trainer):
         cli.main(train_config)
-    finally:
-        cli.Trainer = trainer_class
     # Only now: cli.main has destroyed the process group, which all ranks do together.
     callback.finish()
 
 
 @contextmanager
-def _block_kept_in_run_yaml(block: Mapping[str, Any]) -> Iterator[None]:
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    original = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+def _block_kept_in_run_yaml(block: Mapping[str, Any]) -> AbstractContextManager[None]:
     """Have our block in the ``run.yaml`` that speculators writes beside the checkpoints and in ``--dump-config``.
 
     Both come from ``speculators.train.config.artifacts.dump_yaml`` (0.8.0, 0.8.1, 0.9.0), which leaves out all but
@@ -158,11 +164,7 @@ def _block_kept_in_run_yaml(block: Mapping[str, Any]) -> Iterator[None]:
     def dump_yaml(config: Any) -> str:
         return str(theirs(config)) + yaml.safe_dump({BLOCK_NAME: dict(block)}, sort_keys=False)
 
-    artifacts.dump_yaml = dump_yaml
-    try:
-        yield
-    finally:
-        artifacts.dump_yaml = theirs
+    return _replaced(artifacts, "dump_yaml", dump_yaml)
 
 
 def _complain(error: Eagle3ExportError, status: int, *, everywhere: bool) -> int:

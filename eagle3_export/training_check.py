@@ -9,16 +9,20 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from eagle3_export.checkpoint import read_checkpoint
+from eagle3_export.compatibility import plan_serving
 from eagle3_export.config import ExportConfig
 from eagle3_export.findings import Finding
+from eagle3_export.sglang.target import ServingTarget
+from eagle3_export.verifier import Verifier, read_verifier
 
 # What the trainer saves: floating-point tensors in bfloat16 (speculators 0.9.0, `save_checkpoint(float_dtype=...)`).
 SAVED_FLOAT = ("BF16", 2)
 SAVED_OTHERS = {"torch.int64": ("I64", 8), "torch.int32": ("I32", 4), "torch.bool": ("BOOL", 1)}
 
 
-def findings_before_training(model: Any, config: ExportConfig) -> list[Finding]:
-    """The findings that every export of this model will have.
+def check_before_training(model: Any, config: ExportConfig) -> tuple[list[Finding], Verifier | None]:
+    """The findings that every export of this model will have, and the verifier as they saw it.
 
     Args:
         model: the trainer's model (a speculators ``SpeculatorModel``, also inside DDP or sharded by FSDP).
@@ -27,21 +31,13 @@ def findings_before_training(model: Any, config: ExportConfig) -> list[Finding]:
     Raises:
         CheckpointError: its checkpoints are not of the kind that can be exported.
     """
-    from eagle3_export.checkpoint import read_checkpoint
-    from eagle3_export.compatibility import plan_serving
-    from eagle3_export.sglang.target import ServingTarget
-    from eagle3_export.verifier import read_verifier
-
     with tempfile.TemporaryDirectory(prefix="eagle3-export-") as directory:
         write_hollow_checkpoint(model, Path(directory))
         checkpoint = read_checkpoint(directory)
-        target = ServingTarget(
-            sglang_version=config.sglang_version,
-            runtime=config.runtime,
-            verifier=read_verifier(checkpoint.draft.verifier_name),
-        )
-        keep = config.embed_tokens == "keep"
-        return list(plan_serving(checkpoint, target, keep_embed_tokens=keep).findings)
+        verifier = read_verifier(checkpoint.draft.verifier_name)
+        target = ServingTarget(config.sglang_version, config.runtime, verifier)
+        plan = plan_serving(checkpoint, target, keep_embed_tokens=config.embed_tokens == "keep")
+        return list(plan.findings), verifier
 
 
 def write_hollow_checkpoint(model: Any, directory: Path) -> None:
