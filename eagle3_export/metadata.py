@@ -48,6 +48,7 @@ __all__ = [
     "build_index",
     "build_metadata",
     "choose_best",
+    "in_training_order",
     "loaded_versions",
     "read_index",
     "read_metadata",
@@ -207,7 +208,7 @@ def build_index(
         latest: name the ``latest`` pointer has; default: the one saved last.
         best: name the ``best`` pointer has; default: :func:`choose_best`.
     """
-    ordered = sorted(exports, key=_training_order)
+    ordered = in_training_order(exports)
     latest = latest or (ordered[-1].name if ordered else None)
     best = best or choose_best(ordered)
     reasons = {}
@@ -239,6 +240,11 @@ def choose_best(exports: Sequence[ExportMetadata]) -> str | None:
     if not comparable:
         return None
     return max(comparable, key=lambda e: (e.estimated_acceptance_length or 0.0, _training_order(e))).name
+
+
+def in_training_order(exports: Sequence[ExportMetadata]) -> list[ExportMetadata]:
+    """The exports as training saved them; those that do not know their step come last."""
+    return sorted(exports, key=_training_order)
 
 
 def _training_order(export: ExportMetadata) -> tuple[bool, int, int, str]:

@@ -1,0 +1,95 @@
+"""Which draft depth to serve an export with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from eagle3_export.acceptance import best_depth, chain_accuracies
+from eagle3_export.accuracies import StepAccuracies
+from eagle3_export.schema import ExportMetadata
+
+FALLBACK_NUM_STEPS = 3  # sglang 0.5.23's choice for Llama-style EAGLE-3 drafts
+MAX_NUM_STEPS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """A draft depth and why.
+
+    Args:
+        num_steps: value for SGLang's ``--speculative-num-steps``.
+        acceptance_length: expected tokens per verify step there, bonus token included; None where unknown.
+        speedup: expected against decoding without a draft; None where the cost of a draft step is unknown.
+        reason: one sentence.
+    """
+
+    num_steps: int
+    acceptance_length: float | None
+    speedup: float | None
+    reason: str
+
+
+def estimated_lengths(metadata: ExportMetadata, max_num_steps: int = MAX_NUM_STEPS) -> dict[int, float]:
+    """Estimated acceptance length, bonus token included, for every depth from 1 on; empty where unknown."""
+    if metadata.estimated_acceptance_length is None:
+        return {}
+    accuracies = StepAccuracies(tuple(metadata.acceptance.steps))
+    chain = chain_accuracies(accuracies, max_num_steps)
+    return {depth: 1 + sum(chain[:depth]) for depth in range(1, max_num_steps + 1)}
+
+
+def measured_lengths(metadata: ExportMetadata) -> dict[int, float]:
+    """Measured acceptance length by depth, the newest measurement of each."""
+    if metadata.measured is None:
+        return {}
+    return {m.num_steps: m.acceptance_length for m in reversed(metadata.measured.measurements)}
+
+
+def recommend_depth(metadata: ExportMetadata, *, cost_ratio: float | None = None) -> Recommendation:
+    """The depth K that maximises AL(K) / (1 + K·c).
+
+    AL(K) is measured where two or more depths were measured, estimated otherwise. Without c, given or measured, it
+    is the depth measured fastest, or the one that was trained.
+
+    Args:
+        metadata: of the export.
+        cost_ratio: c, time of one draft step / time of one step without a draft; default: the measured one.
+    """
+    measured, lengths = measured_lengths(metadata), estimated_lengths(metadata)
+    kind = "estimated"
+    if len(measured) > 1 or (measured and not lengths):
+        lengths, kind = measured, "measured"
+    where = "given"
+    if cost_ratio is None and metadata.measured is not None:
+        cost_ratio, where = metadata.measured.cost_ratio, "measured"
+    if cost_ratio is not None and lengths:
+        best = best_depth(lengths, cost_ratio)
+        return Recommendation(
+            best.num_steps,
+            best.acceptance_length,
+            best.speedup,
+            f"Of the {kind} acceptance lengths this depth promises the highest speed-up, {best.speedup:.2f}, where a"
+            f" draft step costs {cost_ratio:.3g} of a verify step ({where}).",
+        )
+    return _without_cost(metadata, lengths)
+
+
+def _without_cost(metadata: ExportMetadata, lengths: dict[int, float]) -> Recommendation:
+    timed = [m for m in metadata.measured.measurements if m.tokens_per_second] if metadata.measured else []
+    if len({m.num_steps for m in timed}) > 1:
+        fastest = max(timed, key=lambda m: m.tokens_per_second or 0.0)
+        return Recommendation(
+            fastest.num_steps,
+            fastest.acceptance_length,
+            None,
+            f"Measured fastest: {fastest.tokens_per_second:.1f} tokens/s.",
+        )
+    trained = len(metadata.acceptance.steps)
+    depth = trained or FALLBACK_NUM_STEPS
+    what = "The depth that was trained" if trained else "A usual depth; the trained one is unknown"
+    return Recommendation(
+        depth,
+        lengths.get(depth),
+        None,
+        f"{what}. What a draft step costs is not known; `eagle3-export measure --sweep` finds it.",
+    )
