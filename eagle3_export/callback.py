@@ -114,8 +114,7 @@ class SGLangExportCallback:
             Eagle3ExportError: ``on_failure: raise``, and an export failed; on every rank, with the same text.
         """
         if self._exports is not None:
-            for save in self._take_unexported():
-                self._exports.export(save)
+            self._export()
             self._exports.finish(self._wait_at_end)
             self._exports.show_news(self._last_step)
         if self._stop is not None:
@@ -185,6 +184,8 @@ class SGLangExportCallback:
         name = str(arguments["epoch"])
         if _saves_rewrite_in_place():
             self._exports.wait_for(name, REWRITE_SECONDS)
+        # An interrupt may leave the checkpoint on disk, whole or not, and of an unknown step.
+        self._unexported[name] = Save(name, SavePoint("unknown", self._epoch, None, None), whole=False)
         started = time.perf_counter()
         result = original()
         moment = SavePoint("unknown", self._epoch, None, self._trainer.global_step)
@@ -192,18 +193,20 @@ class SGLangExportCallback:
         return result
 
     def _around_maybe_save(self, original: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+        assert self._exports is not None
         name, local_step = str(arguments["epoch"]), arguments.get("local_step", 0)
         if name == INTERRUPTED:
             self._wait_at_end = INTERRUPTED_SECONDS
         result = original()
         with _without_harm_to_training():
+            self._exports.show_news(self._trainer.global_step)
             if name == INTERRUPTED:
-                self._export(name, "interrupted", None, ValidationMetrics(None, INTERRUPTED_RUN))
+                self._export(name, "interrupted", None, metrics=ValidationMetrics(None, INTERRUPTED_RUN))
             elif local_step:
-                self._export(name, "mid_epoch", local_step, ValidationMetrics(None, MID_EPOCH))
+                self._export(name, "mid_epoch", local_step, metrics=ValidationMetrics(None, MID_EPOCH))
             else:
                 reason = NO_VALIDATION if self._trainer.val_loader is None else NOT_YET
-                self._export(name, "end_of_epoch", 0, ValidationMetrics(None, reason))
+                self._export(name, "end_of_epoch", 0, metrics=ValidationMetrics(None, reason))
         return result
 
     def _around_val_epoch(self, original: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
@@ -223,26 +226,26 @@ class SGLangExportCallback:
     def _around_maybe_update_best(self, original: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
         """With ``--save-best`` the save happens in here, after its validation and before the trainer's sweep."""
         result = original()
+        metrics = ValidationMetrics(arguments["val_metrics"], NOT_YET)
         with _without_harm_to_training():
-            self._export(
-                str(arguments["epoch"]), "best", 0, ValidationMetrics(arguments["val_metrics"], NOT_YET)
-            )
+            self._export(str(arguments["epoch"]), "best", 0, metrics=metrics)
         return result
 
-    def _export(self, name: str, kind: Any, local_step: int | None, metrics: ValidationMetrics) -> None:
-        """Export what was saved since the last call: normally the save of that name, or nothing."""
-        assert self._exports is not None
-        self._exports.show_news(self._trainer.global_step)
-        for save in self._take_unexported():
-            if save.name == name and save.moment is not None:
-                moment = replace(save.moment, kind=kind, local_step=local_step)
-                self._exports.export(replace(save, moment=moment), metrics)
-            else:  # an interrupt came between that save and its hook
-                self._exports.export(save)
+    def _export(
+        self, name: str | None = None, kind: Any = None, local_step: int | None = None, **how: Any
+    ) -> None:
+        """Export what was saved since the last call: normally the save of that name, or nothing.
 
-    def _take_unexported(self) -> Iterator[Save]:
+        Others are those whose own hook an interrupt kept from running.
+        """
+        assert self._exports is not None
         while self._unexported:
-            yield self._unexported.pop(next(iter(self._unexported)))
+            save = self._unexported.pop(next(iter(self._unexported)))
+            if save.name == name and save.whole and save.moment is not None:
+                moment = replace(save.moment, kind=kind, local_step=local_step)
+                self._exports.export(replace(save, moment=moment), **how)
+            elif save.whole or not self._exports.is_exported(save.name):
+                self._exports.export(save, metrics=ValidationMetrics(None, INTERRUPTED_RUN))
 
     # The end --------------------------------------------------------------------------------------------------
 
@@ -269,6 +272,8 @@ class SGLangExportCallback:
                 result = original()
             except Exception:
                 if self._exports is not None:
+                    with _without_harm_to_training():
+                        self._export()
                     self._exports.finish(CRASHED_SECONDS)
                 raise
             finally:

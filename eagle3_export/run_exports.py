@@ -35,11 +35,13 @@ class Save:
         name: of its directory: the epoch, or ``interrupted``.
         moment: when in the run it was; None for one of an earlier run.
         seconds: what the trainer's own save took.
+        whole: the save is known to have finished; else an unreadable checkpoint is no failure of ours.
     """
 
     name: str
     moment: SavePoint | None = None
     seconds: float | None = None
+    whole: bool = True
 
 
 class RunExports:
@@ -90,6 +92,9 @@ class RunExports:
                 moment=save.moment,
                 metrics=metrics,
             )
+        except CheckpointError as error:
+            self._failed(save.name, error, ours=save.whole and not self.refused)
+            return
         except Exception as error:
             self._failed(save.name, error)
             return
@@ -114,9 +119,9 @@ class RunExports:
         if self._output_dir.is_dir():
             self._queue.submit("tidy", self._tidy)
         for checkpoint in checkpoints:
-            if not self._is_exported(checkpoint):
+            if not self.is_exported(checkpoint.name):
                 logger.info("%s has no export yet: exporting it.", checkpoint)
-                self.export(Save(checkpoint.name))
+                self.export(Save(checkpoint.name, whole=False))
 
     def show_news(self, step: int) -> None:
         """Send what happened since the last call to the run's dashboards.
@@ -201,10 +206,10 @@ class RunExports:
             for path in clean_leftovers(self._output_dir):
                 logger.info("Cleaned up what a killed export had left: %s", path)
 
-    def _failed(self, name: str, error: Exception) -> None:
+    def _failed(self, name: str, error: Exception, *, ours: bool = True) -> None:
         self._missing[name] = str(error)
         self._news.append(lambda step: log_failure(f"{name}: {error}", step=step))
-        if self.refused and isinstance(error, IncompatibleDraftError | CheckpointError):
+        if not ours or (self.refused and isinstance(error, IncompatibleDraftError)):
             logger.warning("%s was not exported: %s", name, error)
             return
         known = isinstance(error, Eagle3ExportError | OSError)
@@ -213,9 +218,9 @@ class RunExports:
             reason = str(error) if known else repr(error)
             self.failure = StorageError(f"Exporting {self._save_path / name} failed: {reason}")
 
-    def _is_exported(self, checkpoint: Path) -> bool:
-        """Whether its export is of its present state: the same step, and not older than its weights."""
-        exported = self._output_dir / checkpoint.name
+    def is_exported(self, name: str) -> bool:
+        """Whether the export of that name is of the checkpoint's present state: same step, weights not older."""
+        checkpoint, exported = self._save_path / name, self._output_dir / name
         try:
             step = read_metadata(exported).global_step
             same_step = step is None or step == _saved_step(checkpoint, step)

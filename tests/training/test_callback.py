@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from collections.abc import Callable
@@ -160,12 +161,17 @@ def interrupted(
             os.kill(os.getpid(), signum)
 
     if where == "step":
-        from torch.optim.optimizer import register_optimizer_step_post_hook
+        from torch.optim import AdamW
 
-        steps: list[None] = []
-        handle = register_optimizer_step_post_hook(
-            lambda *_: (steps.append(None), send(signal.SIGTERM) if len(steps) == 6 else None)[1]
+        step, steps = AdamW.step, itertools.count(1)
+        patch.setattr(
+            AdamW, "step", lambda self: (step(self), send(signal.SIGTERM) if next(steps) == 6 else None)[0]
         )
+    elif where == "save":
+        from speculators.train.checkpointer import BaseCheckpointer
+
+        # The last thing before save_checkpoint returns; training state and link are written later.
+        patch.setattr(BaseCheckpointer, "_copy_train_command", lambda self, epoch: send(signal.SIGTERM))
     else:
         prepare = run_exports.prepare_export
 
@@ -175,11 +181,7 @@ def interrupted(
             return prepared
 
         patch.setattr(run_exports, "prepare_export", prepare_and_send)
-    try:
-        status, records = train(world, save_path, **changes)
-    finally:
-        if where == "step":
-            handle.remove()
+    status, records = train(world, save_path, **changes)
     assert sent
     assert status == 0
     return records
@@ -213,6 +215,16 @@ def test_interrupted_inside_our_own_hook(
     records = interrupted(world, save_path, monkeypatch, "hook", **changes)
     assert_mirrors(save_path, {"0", "interrupted"})
     assert list(records.validations) == ([0] if "save_best" in changes else [])
+
+
+def test_interrupted_inside_the_save(
+    world: TinyWorld, save_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer keeps what it had written, so that is exported too; of which step it is, nobody recorded."""
+    interrupted(world, save_path, monkeypatch, "save", epochs=1)
+    output = assert_mirrors(save_path, {"0", "interrupted"})
+    assert metadata(output / "0")["global_step"] is None
+    assert metadata(output / "0")["full_acc_0"] is None
 
 
 def test_a_save_that_overtakes_its_export(
