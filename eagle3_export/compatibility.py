@@ -10,7 +10,7 @@ from eagle3_export.checkpoint import Checkpoint
 from eagle3_export.draft import Draft
 from eagle3_export.errors import IncompatibleDraftError
 from eagle3_export.findings import Finding, Level, finding
-from eagle3_export.sglang.aux_layers import AuxEncoding, encode_for_target
+from eagle3_export.sglang.aux_layers import AuxEncoding, encode_aux_layer_ids, first_supporting
 from eagle3_export.sglang.capabilities import (
     NEWEST,
     OLDEST,
@@ -141,14 +141,14 @@ def _assess(
     findings = list(_release_findings(target.sglang_version))
     requires: list[str] = []
     for identifier, by_plugin in _unmet_needs(draft, known):
-        resolved = by_plugin and known.plugins and target.runtime != "stock"
+        resolved = by_plugin and known.runs_plugin and target.runtime != "stock"
         findings.append(finding(identifier, "info" if resolved else "incompatible", **_values(draft, known)))
         requires += [identifier] if resolved else []
     findings += _residual_findings(draft, target, known, requires)
     findings += _embedding_findings(draft, holds_embeddings, keep_embed_tokens)
     findings += _window_findings(draft, target, known)
     findings += rope_findings(draft, known)
-    encoding = encode_for_target(
+    encoding = encode_aux_layer_ids(
         draft.aux_layer_ids, _architecture(draft, target), _layers(target), known.version
     )
     findings += _verifier_findings(draft, target, known, encoding)
@@ -203,7 +203,7 @@ def _residual_findings(
     if not draft.norm_before_residual:
         return []
     level: Level = "inexact"
-    if requires or (target.runtime == "exact" and known.plugins):
+    if requires or (target.runtime == "exact" and known.runs_plugin):
         level = "info"
         requires.append("norm-before-residual")
     elif target.runtime != "auto":
@@ -232,10 +232,16 @@ def _window_findings(draft: Draft, target: ServingTarget, known: Capabilities) -
         yield finding("sliding-window", "info", window=draft.sliding_windows[0], argument=argument)
 
 
+def _class_advice(architecture: str) -> str:
+    since = first_supporting(architecture)
+    if since is None:
+        return f"Serve a target class that can; up to SGLang {NEWEST} {architecture} cannot."
+    return f"Serve with a release in which it can; the first is SGLang {since}."
+
+
 def _architecture(draft: Draft, target: ServingTarget) -> str | None:
-    candidates = (
-        target.verifier.architectures if target.verifier is not None else draft.verifier_architectures
-    )
+    known = target.verifier.architectures if target.verifier is not None else ()
+    candidates = known or draft.verifier_architectures
     return candidates[0] if candidates else None
 
 
@@ -253,16 +259,16 @@ def _verifier_findings(
             "incompatible",
             architecture=architecture,
             version=known.version,
-            advice=encoding.advice,
+            advice=_class_advice(architecture or ""),
         )
     elif not encoding.exact:
         yield finding(
             "aux-layers",
             "incompatible",
             version=known.version,
-            trained=list(draft.aux_layer_ids or ()),
+            trained=list(draft.aux_layer_ids) if draft.aux_layer_ids else "[2, n // 2, n - 3]",
             architecture=architecture or "most target classes",
-            why=encoding.advice,
+            why=encoding.problem,
         )
     if verifier is None:
         name = f" ({draft.verifier_name})" if draft.verifier_name else ""
@@ -297,10 +303,11 @@ def _minimum_version(draft: Draft, target: ServingTarget, assessed: _Assessment)
 def _same_export(draft: Draft, target: ServingTarget, assessed: _Assessment, release: str) -> bool:
     known = capabilities(release)
     if any(
-        not (by_plugin and known.plugins and assessed.requires) for _, by_plugin in _unmet_needs(draft, known)
+        not (by_plugin and known.runs_plugin and assessed.requires)
+        for _, by_plugin in _unmet_needs(draft, known)
     ):
         return False
-    if assessed.requires and not known.plugins:
+    if assessed.requires and not known.runs_plugin:
         return False
     if set(draft.sliding_windows) != {None} and not known.window_flag:
         return False

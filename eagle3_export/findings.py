@@ -153,7 +153,7 @@ WORDINGS: Mapping[str, Wording] = MappingProxyType(
             "{advice}",
         ),
         "aux-layers": Wording(
-            "No list of ids makes SGLang {version} capture the layers {trained} of {architecture}{why}.",
+            "No list of ids makes SGLang {version} capture the layers {trained} of {architecture}: {why}.",
             "Train with other --target-layer-ids, in ascending order and below the number of layers.",
         ),
         "draft-quantization": Wording(

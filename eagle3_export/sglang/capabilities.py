@@ -1,22 +1,32 @@
-"""What each SGLang release reads and computes of an EAGLE-3 draft."""
+"""What each SGLang release reads and computes of an EAGLE-3 draft.
+
+Derived from the wheels by `scripts/sglang_capabilities.py`, which a maintainer runs to add a release; a test derives
+it again for several releases and compares.
+"""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from packaging.version import InvalidVersion, Version
 
 from eagle3_export.errors import UsageError
 
-OLDEST = "0.4.10"
-NEWEST = "0.5.23"
 RELEASES: tuple[str, ...] = (
-    "0.4.10", "0.4.10.post1", "0.4.10.post2", "0.5.1.post1", "0.5.1.post2", "0.5.1.post3", "0.5.2", "0.5.3.post1",
-    "0.5.3.post2", "0.5.3.post3", "0.5.4", "0.5.4.post1", "0.5.4.post2", "0.5.4.post3", "0.5.5", "0.5.5.post1",
-    "0.5.5.post2", "0.5.5.post3", "0.5.6", "0.5.6.post1", "0.5.6.post2", "0.5.7", "0.5.8", "0.5.8.post1", "0.5.9",
-    "0.5.10", "0.5.10.post1", "0.5.11", "0.5.12", "0.5.12.post1", "0.5.13", "0.5.13.post1", "0.5.14", "0.5.15",
-    "0.5.15.post1", "0.5.16", "0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.21", "0.5.22", "0.5.23",
-)  # fmt: skip
+    *("0.4.10", "0.4.10.post1", "0.4.10.post2"),
+    *("0.5.1", "0.5.1.post1", "0.5.1.post2", "0.5.1.post3", "0.5.2"),
+    *("0.5.3", "0.5.3.post1", "0.5.3.post2", "0.5.3.post3"),
+    *("0.5.4", "0.5.4.post1", "0.5.4.post2", "0.5.4.post3"),
+    *("0.5.5", "0.5.5.post1", "0.5.5.post2", "0.5.5.post3"),
+    *("0.5.6", "0.5.6.post1", "0.5.6.post2", "0.5.7", "0.5.8", "0.5.8.post1", "0.5.9"),
+    *("0.5.10", "0.5.10.post1", "0.5.11", "0.5.12", "0.5.12.post1", "0.5.13", "0.5.13.post1"),
+    *("0.5.14", "0.5.15", "0.5.15.post1", "0.5.16", "0.5.17", "0.5.18", "0.5.19"),
+    *("0.5.20", "0.5.21", "0.5.22", "0.5.23"),
+)
+OLDEST, NEWEST = RELEASES[0], RELEASES[-1]
 
 # Releases on which the plugin's classes were run against real SGLang by this package's own tests.
 PLUGIN_PROVEN_ON: tuple[str, ...] = ("0.5.23",)
@@ -24,26 +34,88 @@ PLUGIN_PROVEN_ON: tuple[str, ...] = ("0.5.23",)
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """One release's EAGLE-3 draft class, `models/llama_eagle3.py`.
+    """One release. Sources are files of its wheel, below `sglang/srt/`.
 
     Attributes:
-        multiple_layers: more than one decoder layer.
-        fc_norm, norm_output, aux_count: knows `fc_norm`, `norm_output`, other than three aux hidden states.
-        norm_before_fc: knows `norm_before_fc`.
-        window_flag: has `--speculative-draft-window-size` for this class.
-        draft_quantization_flag: has `--speculative-draft-model-quantization`.
-        plugins: loads entry points of group `sglang.srt.plugins`.
+        multiple_layers: more than one decoder layer (`models/llama_eagle3.py`; before, it raises).
+        layer_names: also loads `layers.0.*`, not only `midlayer.*` (same file, `load_weights`).
+        fc_norm, norm_output, aux_count, norm_before_fc: reads that key, or any number of aux hidden states
+            (same file, `LlamaModel.__init__`).
+        null_draft_vocab: `draft_vocab_size: null` borrows the target's lm_head (same file).
+        skips_idle: answers an idle batch before its layers (same file, `LlamaModel.forward`).
+        mrope: `mrope_section` switches the positions (same file).
+        window_flag: `--speculative-draft-window-size` gives the draft's layers a window (same file).
+        rope_parameters: reads that notation (`models/llama.py`, `LlamaDecoderLayer.__init__`).
+        external_models: `SGLANG_EXTERNAL_MODEL_PACKAGE` (`models/registry.py`).
+        plugins: loads entry points of group `sglang.srt.plugins` (`plugins/__init__.py`).
+        draft_quantization_flag: `--speculative-draft-model-quantization` (`server_args.py` and others).
+        transformers: the release that it pins.
     """
 
     version: str
     multiple_layers: bool
+    layer_names: bool
     fc_norm: bool
     norm_output: bool
     aux_count: bool
     norm_before_fc: bool
+    null_draft_vocab: bool
+    skips_idle: bool
+    mrope: bool
     window_flag: bool
-    draft_quantization_flag: bool
+    rope_parameters: bool
+    external_models: bool
     plugins: bool
+    draft_quantization_flag: bool
+    transformers: str
+
+    @property
+    def runs_plugin(self) -> bool:
+        """Whether the plugin's classes can be built on this release's draft class."""
+        return self.plugins and self.multiple_layers
+
+    @property
+    def reads_rope(self) -> bool:
+        """Whether theta and scaling reach the draft: transformers 5 keeps them in `rope_parameters` only."""
+        return self.rope_parameters or Version(self.transformers).major < 5
+
+
+# Capability -> first release that has it; every later one has it too.
+_SINCE: Mapping[str, str] = MappingProxyType(
+    {
+        "null_draft_vocab": "0.5.2",
+        "mrope": "0.5.2",
+        "skips_idle": "0.5.4.post2",
+        "external_models": "0.5.6",
+        "draft_quantization_flag": "0.5.7",
+        "rope_parameters": "0.5.10",
+        "plugins": "0.5.11",
+        "multiple_layers": "0.5.12",
+        "layer_names": "0.5.12",
+        "fc_norm": "0.5.12",
+        "norm_output": "0.5.12",
+        "aux_count": "0.5.12",
+        "window_flag": "0.5.12",
+        "norm_before_fc": "0.5.17",
+    }
+)
+# transformers as pinned: first release with that pin -> version.
+_TRANSFORMERS: Mapping[str, str] = MappingProxyType(
+    {
+        "0.4.10": "4.54.1",
+        "0.5.1": "4.55.2",
+        "0.5.2": "4.56.1",
+        "0.5.3": "4.57.0",
+        "0.5.3.post2": "4.57.1",
+        "0.5.6.post1": "5.0.0rc0",
+        "0.5.6.post2": "4.57.1",
+        "0.5.10": "5.3.0",
+        "0.5.11": "5.6.0",
+        "0.5.13": "5.8.1",
+        "0.5.15": "5.12.1",
+        "0.5.22": "5.19.0",
+    }
+)
 
 
 def parse_version(text: str) -> Version:
@@ -56,25 +128,18 @@ def parse_version(text: str) -> Version:
         ) from None
 
 
+@functools.lru_cache(maxsize=256)
 def capabilities(sglang_version: str) -> Capabilities:
-    """The capabilities of a release; of the newest known one for releases after it.
+    """The capabilities of a release: of the nearest known one at or below it, of the oldest for older ones.
 
     Raises:
         UsageError: not a version.
     """
-    version = min(parse_version(sglang_version), Version(NEWEST))
-    from_0_5_12 = version >= Version("0.5.12")
-    return Capabilities(
-        version=str(version),
-        multiple_layers=from_0_5_12,
-        fc_norm=from_0_5_12,
-        norm_output=from_0_5_12,
-        aux_count=from_0_5_12,
-        norm_before_fc=version >= Version("0.5.17"),
-        window_flag=from_0_5_12,
-        draft_quantization_flag=version >= Version("0.5.6"),
-        plugins=from_0_5_12,
-    )
+    version = max(parse_version(sglang_version), Version(OLDEST))
+    known = [release for release in RELEASES if Version(release) <= version][-1]
+    flags = {name: Version(since) <= Version(known) for name, since in _SINCE.items()}
+    pins = [pin for since, pin in _TRANSFORMERS.items() if Version(since) <= Version(known)]
+    return Capabilities(version=known, transformers=pins[-1], **flags)
 
 
 def releases_up_to(sglang_version: str) -> list[str]:
