@@ -29,6 +29,7 @@ __all__ = [
     "best_depth",
     "chain_accuracies",
     "estimate_acceptance",
+    "length",
     "step_accuracies",
 ]
 
@@ -153,9 +154,9 @@ def estimate_acceptance(
     if method == "geometric":
         headline, trained, refusal = geometric, None, no_geometric
     else:
-        headline, trained = (_length(chain), len(chain)) if chain else (None, None)
+        headline, trained = (length(chain), len(chain)) if chain else (None, None)
     interval = _length_interval(chain, accuracies) if method == "cumulative" else None
-    adjusted = _length(chain, coverage.ratio) if trained and coverage else None
+    adjusted = length(chain, coverage.ratio) if trained and coverage else None
     depths = sorted(set(num_steps))
     per_depth = _per_depth(accuracies, depths, coverage)
     values: dict[str, Any] = {
@@ -239,8 +240,13 @@ def chain_accuracies(accuracies: StepAccuracies, num_steps: int) -> list[float]:
     return chain[:num_steps]
 
 
-def _length(chain: Sequence[float], coverage: float = 1.0) -> float:
-    """1 + sum of the chain; a step counts only if no token so far fell outside the draft vocabulary."""
+def length(chain: Sequence[float], coverage: float = 1.0) -> float:
+    """1 + sum of the cumulative accuracies: tokens per verify step, bonus token included.
+
+    Args:
+        chain: cumulative accuracy of every step.
+        coverage: share of tokens inside the draft vocabulary; a step counts only if none so far fell outside.
+    """
     return 1.0 + sum(share * coverage ** (k + 1) for k, share in enumerate(chain))
 
 
@@ -287,10 +293,10 @@ def _per_depth(
         rows.append(
             DepthEstimate(
                 num_steps=depth,
-                acceptance_length=_length(chain),
+                acceptance_length=length(chain),
                 extrapolated=depth > len(accuracies.steps),
                 interval=_length_interval(chain, accuracies),
-                adjusted_acceptance_length=_length(chain, coverage.ratio) if coverage else None,
+                adjusted_acceptance_length=length(chain, coverage.ratio) if coverage else None,
             )
         )
     return rows

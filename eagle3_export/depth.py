@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from eagle3_export.acceptance import best_depth, chain_accuracies
+from eagle3_export.acceptance import best_depth, chain_accuracies, length
 from eagle3_export.accuracies import StepAccuracies
-from eagle3_export.schema import ExportMetadata
+from eagle3_export.schema import ExportMetadata, Measurement
 
 FALLBACK_NUM_STEPS = 3  # sglang 0.5.23's choice for Llama-style EAGLE-3 drafts
 MAX_NUM_STEPS = 16
@@ -29,13 +30,23 @@ class Recommendation:
     reason: str
 
 
-def estimated_lengths(metadata: ExportMetadata, max_num_steps: int = MAX_NUM_STEPS) -> dict[int, float]:
-    """Estimated acceptance length, bonus token included, for every depth from 1 on; empty where unknown."""
-    if metadata.estimated_acceptance_length is None:
+def estimated_lengths(
+    metadata: ExportMetadata, max_num_steps: int = MAX_NUM_STEPS, *, adjusted: bool = False
+) -> dict[int, float]:
+    """Estimated acceptance length, bonus token included, for every depth from 1 on; empty where unknown.
+
+    Args:
+        metadata: of the export.
+        max_num_steps: the last depth.
+        adjusted: for text that leaves the draft vocabulary as often as the coverage says.
+    """
+    coverage = metadata.acceptance.coverage
+    if metadata.estimated_acceptance_length is None or (adjusted and coverage is None):
         return {}
     accuracies = StepAccuracies(tuple(metadata.acceptance.steps))
     chain = chain_accuracies(accuracies, max_num_steps)
-    return {depth: 1 + sum(chain[:depth]) for depth in range(1, max_num_steps + 1)}
+    ratio = coverage.ratio if adjusted and coverage is not None else 1.0
+    return {depth: length(chain[:depth], ratio) for depth in range(1, max_num_steps + 1)}
 
 
 def measured_lengths(metadata: ExportMetadata) -> dict[int, float]:
@@ -46,43 +57,33 @@ def measured_lengths(metadata: ExportMetadata) -> dict[int, float]:
 
 
 def recommend_depth(metadata: ExportMetadata, *, cost_ratio: float | None = None) -> Recommendation:
-    """The depth K that maximises AL(K) / (1 + K·c).
+    """The depth K that maximises AL(K) / (1 + K·c), or the one that was measured fastest.
 
-    AL(K) is measured where two or more depths were measured, estimated otherwise. Without c, given or measured, it
-    is the depth measured fastest, or the one that was trained.
+    Given c, it decides. Else, where two or more depths were timed on a server, the fastest; where one was, c follows
+    from its speed-up. Else the depth that was trained. AL(K) is measured where two or more depths were, estimated
+    otherwise.
 
     Args:
         metadata: of the export.
-        cost_ratio: c, time of one draft step / time of one step without a draft; default: the measured one.
+        cost_ratio: c, time of one draft step / time of one step without a draft.
     """
-    measured, lengths = measured_lengths(metadata), estimated_lengths(metadata)
-    kind = "estimated"
+    measured, lengths, kind = measured_lengths(metadata), estimated_lengths(metadata), "estimated"
     if len(measured) > 1 or (measured and not lengths):
         lengths, kind = measured, "measured"
-    where = "given"
+    where = "as given"
     if cost_ratio is None and metadata.measured is not None:
-        cost_ratio, where = metadata.measured.cost_ratio, "measured"
+        timed = [m for m in metadata.measured.measurements if m.tokens_per_second]
+        if len({m.num_steps for m in timed}) > 1:
+            return _fastest(timed)
+        cost_ratio, where = metadata.measured.cost_ratio, "as measured"
     if cost_ratio is not None and lengths:
         best = best_depth(lengths, cost_ratio)
         return Recommendation(
             best.num_steps,
             best.acceptance_length,
             best.speedup,
-            f"Of the {kind} acceptance lengths this depth promises the highest speed-up, {best.speedup:.2f}, where a"
-            f" draft step costs {cost_ratio:.3g} of a verify step ({where}).",
-        )
-    return _without_cost(metadata, lengths)
-
-
-def _without_cost(metadata: ExportMetadata, lengths: dict[int, float]) -> Recommendation:
-    timed = [m for m in metadata.measured.measurements if m.tokens_per_second] if metadata.measured else []
-    if len({m.num_steps for m in timed}) > 1:
-        fastest = max(timed, key=lambda m: m.tokens_per_second or 0.0)
-        return Recommendation(
-            fastest.num_steps,
-            fastest.acceptance_length,
-            None,
-            f"Measured fastest: {fastest.tokens_per_second:.1f} tokens/s.",
+            f"Of the {kind} acceptance lengths this depth promises the highest speed-up, {best.speedup:.2f}, if a"
+            f" draft step costs {cost_ratio:.3g} of a verify step, {where}.",
         )
     trained = len(metadata.acceptance.steps)
     depth = trained or FALLBACK_NUM_STEPS
@@ -92,4 +93,25 @@ def _without_cost(metadata: ExportMetadata, lengths: dict[int, float]) -> Recomm
         lengths.get(depth),
         None,
         f"{what}. What a draft step costs is not known; `eagle3-export measure --sweep` finds it.",
+    )
+
+
+def _fastest(timed: Sequence[Measurement]) -> Recommendation:
+    best = max(timed, key=lambda m: m.tokens_per_second or 0.0)
+    times = f", {best.speedup:.2f} times as fast as without a draft" if best.speedup else ""
+    depths = ", ".join(str(depth) for depth in sorted({m.num_steps for m in timed}))
+    return Recommendation(
+        best.num_steps,
+        best.acceptance_length,
+        best.speedup,
+        f"Measured fastest of the depths {depths}: {best.tokens_per_second:.1f} tokens/s{times}.",
+    )
+
+
+def headline_measurement(metadata: ExportMetadata) -> Measurement | None:
+    """The measurement to show first: at the trained depth, where the estimate is not extrapolated, else the newest."""
+    measurements = metadata.measured.measurements if metadata.measured else []
+    trained = len(metadata.acceptance.steps)
+    return next(
+        (m for m in measurements if m.num_steps == trained), measurements[0] if measurements else None
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from eagle3_export.depth import recommend_depth
+from eagle3_export.depth import headline_measurement, recommend_depth
 from eagle3_export.errors import UsageError
 from eagle3_export.metadata import choose_best, in_training_order, read_metadata
 from eagle3_export.schema import ExportMetadata, Measurement
@@ -136,17 +136,17 @@ def _sure(best: ExportMetadata) -> Answer:
 
 def _true(best: ExportMetadata) -> Answer:
     question = "Was it true on the server?"
-    if best.measured is None:
+    shown = headline_measurement(best)
+    if shown is None:
         return Answer(question, "not measured", best.reasons["measured"])
-    newest = best.measured.measurements[0]
-    estimate = estimate_at(best, newest.num_steps)
+    estimate = estimate_at(best, shown.num_steps)
     against = f", estimated {estimate:.2f}" if estimate is not None else ""
-    faster = f" {newest.speedup:.2f} times as fast as without a draft." if newest.speedup else ""
+    faster = f" {shown.speedup:.2f} times as fast as without a draft." if shown.speedup else ""
     return Answer(
         question,
-        f"{newest.acceptance_length:.2f} measured{against}",
-        f"At {newest.num_steps} draft steps, {newest.prompts} prompts, {newest.server}"
-        f" {newest.server_version}.{faster}",
+        f"{shown.acceptance_length:.2f} measured{against}",
+        f"At {shown.num_steps} draft steps, {shown.prompts} prompts, {shown.server}"
+        f" {shown.server_version}.{faster}",
     )
 
 

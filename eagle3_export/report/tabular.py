@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from eagle3_export.depth import recommend_depth
+from eagle3_export.depth import headline_measurement, recommend_depth
 from eagle3_export.report.runs import Run, answers
 
 
@@ -16,7 +16,7 @@ def row(run: Run, position: int) -> dict[str, Any]:
     """One export as a flat row; what is unknown is None."""
     export = run.exports[position]
     interval = export.acceptance.interval
-    measured = export.measured.measurements[0] if export.measured else None
+    measured = headline_measurement(export)
     return {
         "run": run.name,
         "export": export.name,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -57,7 +58,7 @@ def _number(value: float | None, form: str) -> str:
     return _UNKNOWN if value is None else format(value, form)
 
 
-def _estimate(cells: dict) -> str:  # type: ignore[type-arg]
+def _estimate(cells: dict[str, Any]) -> str:
     if cells["estimated_acceptance_length"] is None:
         return _UNKNOWN
     length = f"{cells['estimated_acceptance_length']:.3f}"
@@ -73,7 +74,7 @@ def _change(change: float | None) -> Text:
     return Text(f"{change:+.3f}", style="green" if change > 0 else "red" if change < 0 else "")
 
 
-def _measured(cells: dict) -> str:  # type: ignore[type-arg]
+def _measured(cells: dict[str, Any]) -> str:
     if cells["measured_acceptance_length"] is None:
         return _UNKNOWN
     return f"{cells['measured_acceptance_length']:.3f} @{cells['measured_num_steps']}"
