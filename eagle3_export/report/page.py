@@ -9,7 +9,7 @@ from string import Template
 from typing import Any
 
 from eagle3_export.metadata import utc_now
-from eagle3_export.report.figures import Chart, charts, css_variables, to_svg
+from eagle3_export.report.figures import RUN_CHARTS, Chart, charts, css_variables, to_svg
 from eagle3_export.report.runs import Run, answers
 from eagle3_export.report.tabular import depth_columns, row
 
@@ -45,7 +45,7 @@ def to_html(runs: Sequence[Run]) -> str:
     ]  # every run has four charts of its own; several have one more in common
     parts = [_charts(compared)] if compared else []
     for number, run in enumerate(runs):
-        own = drawn[len(compared) + 4 * number :][:4]
+        own = drawn[len(compared) + RUN_CHARTS * number :][:RUN_CHARTS]
         parts.append(_run(run, own))
     template = Template(resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
     names = ", ".join(run.name for run in runs)
