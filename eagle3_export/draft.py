@@ -71,6 +71,7 @@ class Draft:
         sliding_windows: keys that a query of each layer sees, itself included; None: all.
         ttt_steps: draft steps trained, None when not recorded.
         dtype: dtype of the saved tensors as the config spells it ("bfloat16"), None when not recorded.
+        speculators_version: the release that saved it, None when not recorded.
     """
 
     layer_arch: str
@@ -100,6 +101,7 @@ class Draft:
     verifier_architectures: tuple[str, ...]
     ttt_steps: int | None
     dtype: str | None
+    speculators_version: str | None = None
 
     @property
     def num_aux_layers(self) -> int:
@@ -242,7 +244,9 @@ def _provenance(top: Fields) -> dict[str, Any]:
     for proposal in speculators_config.get("proposal_methods") or ():
         if isinstance(proposal, Mapping) and isinstance(proposal.get("speculative_tokens"), int):
             steps = proposal["speculative_tokens"]
+    version = top.get("speculators_version")
     return {
+        "speculators_version": version if isinstance(version, str) else None,
         "verifier_name": name if isinstance(name, str) and name else None,
         "verifier_architectures": tuple(a for a in architectures if isinstance(a, str)),
         "ttt_steps": steps,

@@ -43,13 +43,13 @@ WORDINGS: Mapping[str, Wording] = MappingProxyType(
     {
         # What stock SGLang computes differently or drops.
         "norm-before-residual": Wording(
-            "norm_before_residual is on; no stock SGLang computes it. Measured with speculators' defaults: acceptance "
-            "length 1.510 instead of 1.516 (SmolLM2-135M, 3 steps), 4.90 instead of 4.96 (toy verifier, 4 steps).",
+            "norm_before_residual is on; no stock SGLang computes it. Measured with speculators' defaults: "
+            "acceptance length 1.510 instead of 1.516 (SmolLM2-135M, 3 steps), 4.90 instead of 4.96 (toy verifier, 4 steps).",
             "Train with --no-norm-before-residual, or install eagle3-export in the serving environment.",
         ),
         "norm-before-fc": Wording(
-            "norm_before_fc is on; SGLang {version} has no input_norm and drops its tensor (from 0.5.17 it does not). "
-            "Measured: acceptance length 4.59 instead of 4.96 (toy verifier, 4 steps).",
+            "norm_before_fc is on; SGLang {version} has no input_norm and drops its tensor (from 0.5.17 it does "
+            "not). Measured: acceptance length 4.59 instead of 4.96 (toy verifier, 4 steps).",
             "Serve with SGLang 0.5.17 or later, or train with --no-norm-before-fc.",
         ),
         "fc-norm": Wording(
@@ -57,8 +57,8 @@ WORDINGS: Mapping[str, Wording] = MappingProxyType(
             "Serve with SGLang 0.5.12 or later, or train without --fc-norm.",
         ),
         "norm-output": Wording(
-            "norm_output is on; SGLang {version} hands on the hidden state before the norm (from 0.5.12 it does not). "
-            "Measured: acceptance length 2.88 instead of 4.96 (toy verifier, 4 steps).",
+            "norm_output is on; SGLang {version} hands on the hidden state before the norm (from 0.5.12 it does "
+            "not). Measured: acceptance length 2.88 instead of 4.96 (toy verifier, 4 steps).",
             "Serve with SGLang 0.5.12 or later, or train with --no-norm-output.",
         ),
         "aux-layer-count": Wording(
@@ -112,31 +112,50 @@ WORDINGS: Mapping[str, Wording] = MappingProxyType(
             "Serve with --speculative-draft-window-size {argument}: SGLang does not count the query itself.",
         ),
         "sliding-window-per-layer": Wording(
-            "The draft layers see {windows} keys; SGLang's flag can only give all of them the same window of at least 2.",
+            "The draft layers see {windows} keys; SGLang's flag gives all of them the same window of at least 2.",
             "Install eagle3-export in the serving environment, or train with one window or full attention "
             "(--sliding-window, --full-attention-indices).",
         ),
         "sliding-window-ignored": Wording(
-            "Every draft layer sees {window} keys; SGLang {version} has no window for drafts (0.5.12 and later do), so "
-            "beyond that context length it computes something else.",
+            "Every draft layer sees {window} keys; SGLang {version} has no window for drafts (0.5.12 and later do), "
+            "so beyond that context length it computes something else.",
             "Serve with SGLang 0.5.12 or later, or train with --full-attention-indices.",
         ),
         "rope-type": Wording(
-            "The draft's rotary embedding is of type {type}, which {why}.",
+            "The draft's rotary embedding is of type {type}, which training and SGLang do not both compute.",
             "Train with a --draft-config whose rope_type is default, linear, dynamic, llama3, yarn or longrope.",
         ),
+        "rope-release": Wording(
+            "SGLang {version} does not read {what} of the draft's rotary embedding.",
+            "Serve with SGLang 0.5.10 or later.",
+        ),
         "partial-rotary": Wording(
-            "partial_rotary_factor is {factor}; {why}.",
+            "partial_rotary_factor is {factor} for rope_type {type}; which channels training rotated is not recorded.",
             "Train with full rotary embeddings (the default --draft-mrope-full-head-hack, or a --draft-config).",
         ),
+        "partial-rotary-ignored": Wording(
+            "partial_rotary_factor is {factor}; training ignores it for rope_type {type} and rotates all channels, "
+            "so the export leaves it out and SGLang rotates all of them too.",
+            "Nothing.",
+        ),
+        "dynamic-rope": Wording(
+            "The draft's rotary embedding is dynamic. Up to {length} positions training computes the default one, "
+            "SGLang never does; so the export says default.",
+            "Serve with --context-length {length}, or less.",
+        ),
+        "longrope": Wording(
+            "The draft's rotary embedding is longrope. Beyond {length} positions training rotates a whole sequence "
+            "by the long factors, SGLang each key by those of the time when it was cached.",
+            "Serve with --context-length {length}, up to which both compute the same.",
+        ),
         "mrope": Wording(
-            "The verifier's rotary embedding has mrope_section. Training used plain positions, so the export leaves it "
-            "out and SGLang uses plain positions too.",
+            "The rotary embedding has mrope_section. Training used plain positions, so the export leaves it out and "
+            "SGLang uses plain positions too.",
             "Nothing.",
         ),
         "context-length": Wording(
-            "The draft's max_position_embeddings is {draft}, the verifier's {verifier}. Beyond its own the draft was not "
-            "trained, and SGLang may read outside its position table.",
+            "The draft has positions for {draft} tokens, the verifier for {verifier}. SGLang refuses to start with a "
+            "draft that has fewer, and would read outside its position table if told to.",
             "Serve with --context-length {draft}, or train a draft with the verifier's max_position_embeddings.",
         ),
         # The target.
@@ -155,6 +174,13 @@ WORDINGS: Mapping[str, Wording] = MappingProxyType(
         "aux-layers": Wording(
             "No list of ids makes SGLang {version} capture the layers {trained} of {architecture}: {why}.",
             "Train with other --target-layer-ids, in ascending order and below the number of layers.",
+        ),
+        "aux-layers-not-recorded": Wording(
+            "speculators {version} recorded no aux layer ids, and its own data generator counted layer outputs: its "
+            "default is the inputs of [3, n // 2 + 1, n - 2]. Exported for the inputs of [2, n // 2, n - 3], as "
+            "later releases and vLLM read it.",
+            "If that generator made the hidden states, put those ids into eagle_aux_hidden_state_layer_ids in the "
+            "checkpoint's config.json and export again.",
         ),
         "draft-quantization": Wording(
             "The verifier is quantised ({method}); SGLang would expect the same of the draft.",

@@ -9,7 +9,20 @@ from typing import Any
 from eagle3_export.errors import CheckpointError
 from eagle3_export.fields import Fields
 
-DEFAULT_THETA = 10000.0
+DEFAULT_THETA = 10000.0  # transformers 5.19, `PreTrainedConfig.default_theta`
+
+# Types whose scaling starts from the length of pretraining; transformers 5 fills it in with
+# max_position_embeddings (`modeling_rope_utils.py:standardize_rope_params`).
+_FROM_PRETRAINING = ("llama3", "yarn", "longrope")
+_REQUIRED_NUMBERS: Mapping[str, tuple[str, ...]] = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}
+_OPTIONAL_NUMBERS = (
+    *("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
+    "original_max_position_embeddings",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +33,7 @@ class Rope:
         type: "default", "linear", "dynamic", "yarn", "longrope" or "llama3" (or what the config names).
         theta: base of the frequencies.
         parameters: all other fields of the type, as the config has them (factor, beta_fast, ...).
-        partial_rotary_factor: share of head_dim that is rotated.
+        partial_rotary_factor: share of head_dim that is rotated, as the config has it.
         mrope_section: channels per position axis (temporal, height, width) in multimodal configs, else None.
     """
 
@@ -34,41 +47,75 @@ class Rope:
 def parse_rope(layer_config: Mapping[str, Any], head_dim: int, where: str) -> Rope:
     """Reads either notation: `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before).
 
-    Nested per layer type, `sliding_attention` counts, as in training (speculators 0.9.0,
-    `models/utils.py:flatten_rope_parameters`).
+    Where a config has both, `rope_scaling` counts, as in transformers 5.19 (`convert_rope_params_to_dict`). Nested per
+    layer type, `sliding_attention` counts, as in training (speculators 0.9.0, `flatten_rope_parameters`).
 
     Raises:
-        CheckpointError: a field has the wrong type.
+        CheckpointError: a field has the wrong type or is missing.
     """
-    parameters = layer_config.get("rope_parameters")
-    scaling = layer_config.get("rope_scaling")
-    notation = "rope_parameters" if parameters else "rope_scaling"
-    raw = parameters or scaling or {}
-    if not isinstance(raw, Mapping):
-        raise CheckpointError(
-            f"{where}.{notation} is not an object.",
-            why="The positions would be computed differently.",
-            remedy="Save the checkpoint again, or correct its config.json.",
-        )
-    if isinstance(raw.get("sliding_attention"), Mapping):
-        raw = raw["sliding_attention"]
-    values = dict(raw)
-    fields = Fields(values, f"{where}.{notation}")
-    outer = Fields(layer_config, where)
-    rope_type = values.pop("rope_type", None) or values.pop("type", None) or "default"
-    values.pop("type", None)
+    notation = "rope_scaling" if layer_config.get("rope_scaling") else "rope_parameters"
+    values = _flat(layer_config.get(notation) or {}, f"{where}.{notation}")
+    legacy_type = values.pop("type", None)
+    rope_type = values.pop("rope_type", None) or legacy_type or "default"
     if not isinstance(rope_type, str):
-        raise CheckpointError(f"{where}.{notation}.rope_type is not a string.", remedy="Correct config.json.")
+        raise _wrong(f"{where}.{notation}.rope_type is not a string")
+    if rope_type == "mrope":  # the name before transformers 4.45; positions apart, it is the default type
+        rope_type = "default"
+    fields, outer = Fields(values, f"{where}.{notation}"), Fields(layer_config, where)
     theta = fields.number("rope_theta", default=outer.number("rope_theta", default=DEFAULT_THETA))
-    values.pop("rope_theta", None)
     factor = fields.number(
         "partial_rotary_factor", default=outer.number("partial_rotary_factor", default=1.0)
     )
-    values.pop("partial_rotary_factor", None)
     section = values.pop("mrope_section", None)
-    if section is not None and not (
-        isinstance(section, list) and all(isinstance(item, int) for item in section)
-    ):
-        raise CheckpointError(f"{where}.{notation}.mrope_section is no list of sizes.", remedy="Correct it.")
-    values.pop("mrope_interleaved", None)
+    if section is not None and not (isinstance(section, list) and all(type(item) is int for item in section)):
+        raise _wrong(f"{where}.{notation}.mrope_section is no list of sizes")
+    for key in ("rope_theta", "partial_rotary_factor", "mrope_interleaved"):
+        values.pop(key, None)
+    if rope_type in _FROM_PRETRAINING:
+        _fill_original_length(values, outer)
+    _check_numbers(rope_type, values, fields, head_dim)
     return Rope(rope_type, theta, values, factor, tuple(section) if section is not None else None)
+
+
+def _flat(raw: Any, where: str) -> dict[str, Any]:
+    if not isinstance(raw, Mapping):
+        raise _wrong(f"{where} is not an object")
+    nested = {key: value for key, value in raw.items() if isinstance(value, Mapping)}
+    if not nested:
+        return dict(raw)
+    if "sliding_attention" in nested:
+        return dict(nested["sliding_attention"])
+    raise _wrong(f"{where} is nested, but not per attention type")
+
+
+def _fill_original_length(values: dict[str, Any], outer: Fields) -> None:
+    outside = outer.optional_size("original_max_position_embeddings")
+    if outside is not None:
+        values["original_max_position_embeddings"] = outside
+    else:
+        values.setdefault("original_max_position_embeddings", outer.optional_size("max_position_embeddings"))
+
+
+def _check_numbers(rope_type: str, values: Mapping[str, Any], fields: Fields, head_dim: int) -> None:
+    for key in _REQUIRED_NUMBERS.get(rope_type, ()):
+        fields.number(key)
+    for key in _OPTIONAL_NUMBERS:
+        if values.get(key) is not None:
+            fields.number(key)
+    for key in ("short_factor", "long_factor") if rope_type == "longrope" else ():
+        factors = values.get(key)
+        numbers = isinstance(factors, list) and all(
+            isinstance(item, (int, float)) and not isinstance(item, bool) for item in factors
+        )
+        if not isinstance(factors, list) or not numbers or len(factors) != head_dim // 2:
+            raise _wrong(
+                f"{fields.where}.{key} does not hold one number for each of {head_dim // 2} frequencies"
+            )
+
+
+def _wrong(problem: str) -> CheckpointError:
+    return CheckpointError(
+        f"{problem}.",
+        why="The positions would be computed differently.",
+        remedy="Save the checkpoint again, or correct its config.json.",
+    )

@@ -171,7 +171,7 @@ def _releases(encoding: AuxEncoding) -> int:
 
 
 def _impossible(trained: tuple[int, ...], num_layers: int | None) -> str:
-    if any(second <= first for first, second in zip(trained, trained[1:], strict=False)):
+    if list(trained) != sorted(set(trained)):
         return "SGLang captures in layer order, and these are not ascending"
     if num_layers is not None and trained and trained[-1] > num_layers:
         return f"the verifier has only {num_layers} layers"

@@ -9,7 +9,7 @@ Keys, and who reads them ("stock": sglang's `LlamaForCausalLMEagle3` and `ModelC
 - `draft_vocab_size`: always an integer (absent, stock raises; null, it borrows the target's lm_head).
 - `tie_word_embeddings`: false (true would make the embedding the lm_head).
 - `dtype` and `torch_dtype`: equal, and equal to the file's tensors.
-- `rope_parameters` and `rope_theta` + `rope_scaling`: both notations, saying the same.
+- `rope_parameters` and `rope_theta` + `rope_scaling`: both notations, saying the same (see `rope.py`).
 - `eagle_config`: `use_aux_hidden_state` true, `eagle_aux_hidden_state_layer_ids` (encoded for the target's class,
   see `aux_layers.py`; absent: SGLang's default), `norm_before_fc`. Stock.
 - `num_aux_hidden_states`: inputs of `fc`, so that it never depends on the encoding. Stock, 0.5.12 on.
@@ -35,6 +35,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from eagle3_export.draft import Draft
+from eagle3_export.sglang.rope import rope_fields
 
 STOCK_ARCHITECTURE = "LlamaForCausalLMEagle3"
 PLUGIN_ARCHITECTURE = "Eagle3ExportLlamaForCausalLM"
@@ -94,14 +95,3 @@ def translate_config(
         },
     }
     return config
-
-
-def rope_fields(draft: Draft) -> dict[str, Any]:
-    """RoPE in both notations: transformers 5 reads `rope_parameters`, earlier ones the other two."""
-    rope = draft.rope
-    scaling = {"rope_type": rope.type, **rope.parameters}
-    return {
-        "rope_theta": rope.theta,
-        "rope_scaling": None if rope.type == "default" else scaling,
-        "rope_parameters": {**scaling, "rope_theta": rope.theta},
-    }

@@ -45,7 +45,7 @@ def read_exported_draft(config: Mapping[str, Any], where: str) -> Draft:
         raise _wrong(where, f"num_aux_hidden_states is {num_aux}, but the ids are {trained_ids}")
     num_layers = top.size("num_hidden_layers")
     head_dim = top.size("head_dim")
-    rope = parse_rope(config, head_dim, where)
+    rope = parse_rope({**config, "rope_scaling": None}, head_dim, where)
     if rope != parse_rope({**config, "rope_parameters": None}, head_dim, where):
         raise _wrong(where, "rope_parameters and rope_theta with rope_scaling differ")
     return Draft(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3_export.sglang.capabilities import capabilities
+from eagle3_export.sglang.rope import context_length
 from eagle3_export.sglang.target import ServingTarget
 
 
@@ -41,6 +42,10 @@ def launch_arguments(config: Mapping[str, Any], target: ServingTarget, num_steps
     window = window_argument(config["eagle3_export"]["sliding_window"])
     if window is not None and known.window_flag:
         arguments += ["--speculative-draft-window-size", str(window)]
+    mine = context_length(config)
+    theirs = context_length(target.verifier.config) if target.verifier is not None else None
+    if mine is not None and theirs is not None and mine < theirs:
+        arguments += ["--context-length", str(mine)]
     if target.verifier is not None and target.verifier.quantization and known.draft_quantization_flag:
         arguments += ["--speculative-draft-model-quantization", "unquant"]
     return arguments
