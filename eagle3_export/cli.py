@@ -5,22 +5,15 @@ Exit status: 0 done, 1 it found or met a problem, 2 wrong usage or configuration
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
+from typing import Annotated, Literal, Optional
 
 import typer
 
-from eagle3_export import __version__
-from eagle3_export.errors import Eagle3ExportError, IncompatibleDraftError, UsageError
-
-if TYPE_CHECKING:
-    from eagle3_export.convert import Conversion
-    from eagle3_export.findings import Finding
+from eagle3_export import __version__, cli_numbers
+from eagle3_export.cli_output import Json, echo, echo_conversion, echo_findings, print_json, reporting
 
 app = typer.Typer(
     name="eagle3-export",
@@ -31,7 +24,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON on stdout.")]
 SglangVersion = Annotated[
     Optional[str],  # noqa: UP045 (typer on Python 3.10 reads this form)
     typer.Option("--sglang-version", help="The SGLang release that will serve. [default: 0.5.23]"),
@@ -89,21 +81,23 @@ def convert(
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Export a checkpoint that exists, or with --all a whole run."""
-    with _reporting(as_json):
+    with reporting(as_json):
         from eagle3_export.config import DEFAULT_SGLANG_VERSION, ExportConfig
         from eagle3_export.convert import convert_checkpoint, convert_run
 
         config = ExportConfig(
-            sglang_version=sglang_version or DEFAULT_SGLANG_VERSION, runtime=runtime, embed_tokens=embed_tokens
+            sglang_version=sglang_version or DEFAULT_SGLANG_VERSION,
+            runtime=runtime,
+            embed_tokens=embed_tokens,
         )
         if whole_run:
-            conversions = convert_run(checkpoint, out, config, overwrite=overwrite, report=_echo_conversion)
+            conversions = convert_run(checkpoint, out, config, overwrite=overwrite, report=echo_conversion)
         else:
             conversions = [convert_checkpoint(checkpoint, out, config, overwrite=overwrite)]
-            _echo_conversion(conversions[0])
+            echo_conversion(conversions[0])
         if as_json:
             answer = [conversion.as_dict() for conversion in conversions]
-            _print_json({"exports": answer} if whole_run else answer[0])
+            print_json({"exports": answer} if whole_run else answer[0])
         else:
             for conversion in conversions:
                 if conversion.directory is not None:
@@ -119,19 +113,24 @@ def verify(
         Optional[str],  # noqa: UP045
         typer.Option("--source", help="The checkpoint it came from: compares every byte."),
     ] = None,
+    numeric: Annotated[
+        bool,
+        typer.Option("--numeric", help="Run speculators' model and SGLang's class side by side (needs both, and "
+                     "--source or the checkpoint where it was)."),
+    ] = False,
     as_json: Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Check an export again: names, shapes, dtypes, finite values, vocabulary map, config, metadata, bytes."""
-    with _reporting(as_json):
+    with reporting(as_json):
         from eagle3_export.verify import verify_export
 
-        report = verify_export(export, source=source)
+        report = verify_export(export, source=source, numeric=numeric)
         if as_json:
-            _print_json(report.as_dict())
+            print_json(report.as_dict())
         else:
-            _echo_findings(report.findings)
+            echo_findings(report.findings)
             for check, problem in report.problems:
-                _echo(f"problem ({check}): {problem}", color="red")
+                echo(f"problem ({check}): {problem}", color="red")
             count = len(report.problems)
             typer.echo(f"{export}: " + ("verified" if report.ok else f"{count} problem{'s' * (count != 1)}"))
         if not report.ok:
@@ -146,81 +145,27 @@ def launch(
         Optional[int],  # noqa: UP045
         typer.Option("--num-steps", min=1, max=64, help="Draft steps per verify step."),
     ] = None,
+    cost_ratio: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option("--cost-ratio", min=0.0, help="Time of one draft step / time of one step without a draft; "
+                     "the depth K then maximises AL(K) / (1 + K * c)."),
+    ] = None,
     as_json: Json = False,
-) -> None:
-    """Print the `sglang.launch_server` command that serves a target with this draft."""
-    with _reporting(as_json):
+) -> None:  # fmt: skip
+    """Print the `sglang.launch_server` command that serves a target with this draft, at the depth to deploy."""
+    with reporting(as_json):
         from eagle3_export.launching import serving_command
 
-        command = serving_command(export, target, num_steps=num_steps)
-        _echo_findings(command.findings)
+        command = serving_command(export, target, num_steps=num_steps, cost_ratio=cost_ratio)
+        echo_findings(command.findings)
         if as_json:
-            _print_json(command.as_dict())
+            print_json(command.as_dict())
         else:
+            echo(f"{command.num_steps} draft steps: {command.reason}")
             typer.echo(command.shell)
 
 
-@contextmanager
-def _reporting(as_json: bool) -> Iterator[None]:
-    """Turns our own errors into a message and an exit status; nothing else is caught."""
-    try:
-        yield
-    except Eagle3ExportError as error:
-        if as_json:
-            _print_json({"error": error_as_dict(error)})
-        else:
-            _echo_error(error)
-        raise typer.Exit(2 if isinstance(error, UsageError) else 1) from None
-
-
-def error_as_dict(error: Eagle3ExportError) -> dict[str, Any]:
-    """What, why and remedy, and the findings of a refusal."""
-    content: dict[str, Any] = {
-        "type": type(error).__name__,
-        "what": error.what,
-        "why": error.why,
-        "remedy": error.remedy,
-    }
-    if isinstance(error, IncompatibleDraftError):
-        content["findings"] = [finding.as_dict() for finding in error.findings]
-    return content
-
-
-def _print_json(answer: Mapping[str, Any]) -> None:
-    typer.echo(json.dumps(answer, indent=2, allow_nan=False))
-
-
-def _echo(message: str, *, color: str | None = None) -> None:
-    typer.secho(message, err=True, fg=color)
-
-
-def _echo_error(error: Eagle3ExportError) -> None:
-    if isinstance(error, IncompatibleDraftError):
-        _echo("error: this draft cannot be served as trained; nothing was written.", color="red")
-        _echo_findings(error.findings)
-        return
-    _echo(f"error: {error.what}", color="red")
-    for label, text in (("why", error.why), ("do", error.remedy)):
-        if text:
-            _echo(f"  {label}: {text}")
-
-
-def _echo_findings(findings: Iterable[Finding]) -> None:
-    colors = {"info": None, "inexact": "yellow", "incompatible": "red"}
-    for finding in findings:
-        _echo(f"{finding.level} [{finding.id}]: {finding.cause}", color=colors[finding.level])
-        _echo(f"  do: {finding.remedy}")
-
-
-def _echo_conversion(conversion: Conversion) -> None:
-    if conversion.error is not None:
-        _echo(f"{conversion.checkpoint}: not exported")
-        _echo_error(conversion.error)
-    elif conversion.result is None:
-        _echo(f"{conversion.checkpoint}: {conversion.directory} exists, left as it is")
-    else:
-        _echo(f"{conversion.checkpoint}: exported to {conversion.directory}")
-        _echo_findings(conversion.result.findings)
+cli_numbers.register(app)
 
 
 if __name__ == "__main__":

@@ -6,15 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eagle3_export.errors import CheckpointError, ExportInvalidError
+from eagle3_export.depth import recommend_depth
+from eagle3_export.errors import CheckpointError, ExportInvalidError, UsageError
 from eagle3_export.fields import read_json_object
 from eagle3_export.findings import Finding
-from eagle3_export.metadata import read_metadata
+from eagle3_export.metadata import ExportMetadata, read_metadata
 from eagle3_export.sglang.launch import launch_arguments, launch_command
 from eagle3_export.sglang.target import ServingTarget
 from eagle3_export.verifier import read_verifier
-
-DEFAULT_NUM_STEPS = 3
 
 
 @dataclass(frozen=True)
@@ -42,33 +41,50 @@ class ServingCommand:
         }
 
 
-def serving_command(export: str | Path, target: str, *, num_steps: int | None = None) -> ServingCommand:
+def serving_command(
+    export: str | Path, target: str, *, num_steps: int | None = None, cost_ratio: float | None = None
+) -> ServingCommand:
     """How to serve `target` with the draft in `export`.
 
     Args:
-        num_steps: draft steps; None takes the depth that was trained.
+        num_steps: draft steps; None takes the recommended depth.
+        cost_ratio: time of one draft step / time of one step without a draft, for the recommendation.
+
+    Raises:
+        ExportInvalidError: `export` is no export.
+        UsageError: both `num_steps` and `cost_ratio` are given.
+    """
+    directory = Path(export).resolve()
+    metadata = read_metadata(directory)
+    reason = "as asked"
+    if num_steps is None:
+        recommended = recommend_depth(metadata, cost_ratio=cost_ratio)
+        num_steps, reason = recommended.num_steps, recommended.reason
+    elif cost_ratio is not None:
+        raise UsageError("--cost-ratio chooses the depth that --num-steps gives.", remedy="Name one of them.")
+    return ServingCommand(
+        launch_command(directory, target, _arguments(directory, metadata, target, num_steps)),
+        num_steps,
+        reason,
+        tuple(Finding(f.id, f.level, f.cause, f.remedy) for f in metadata.sglang.findings),
+    )
+
+
+def draft_arguments(export: str | Path, target: str, num_steps: int) -> list[str]:
+    """Arguments of `sglang.launch_server` that put this draft beside `target`.
 
     Raises:
         ExportInvalidError: `export` is no export.
     """
     directory = Path(export).resolve()
-    metadata = read_metadata(directory)
+    arguments = _arguments(directory, read_metadata(directory), target, num_steps)
+    return ["--speculative-draft-model-path", str(directory), *arguments]
+
+
+def _arguments(directory: Path, metadata: ExportMetadata, target: str, num_steps: int) -> list[str]:
     try:
         config = read_json_object(directory / "config.json")
     except CheckpointError as error:
         raise ExportInvalidError(error.what, why=error.why, remedy="Export the checkpoint again.") from error
-    reason = "as asked"
-    if num_steps is None:
-        trained = metadata.acceptance.num_steps
-        num_steps = trained or DEFAULT_NUM_STEPS
-        reason = (
-            "the depth that was trained" if trained else "SGLang's usual depth; the trained one is unknown"
-        )
     serving = ServingTarget(metadata.sglang.version, verifier=read_verifier(target))
-    arguments = launch_arguments(config, serving, num_steps)
-    return ServingCommand(
-        launch_command(directory, target, arguments),
-        num_steps,
-        reason,
-        tuple(Finding(f.id, f.level, f.cause, f.remedy) for f in metadata.sglang.findings),
-    )
+    return launch_arguments(config, serving, num_steps)

@@ -4,14 +4,14 @@ source, every byte."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from eagle3_export.checkpoint import Checkpoint, read_checkpoint
 from eagle3_export.compatibility import Finding, check_draft
 from eagle3_export.draft import Draft
-from eagle3_export.errors import Eagle3ExportError, ExportInvalidError
+from eagle3_export.errors import Eagle3ExportError, ExportInvalidError, UsageError
 from eagle3_export.export import CONFIG_FILE, METADATA_FILE, WEIGHTS_FILE
 from eagle3_export.fields import read_json_object
 from eagle3_export.layout import check_layout
@@ -34,12 +34,14 @@ class VerifyReport:
         problems: (name of the check, what is wrong); empty if the export holds what it claims.
         findings: what the serving side should know, as at export.
         checks: names of the checks that ran.
+        numeric: what the comparison with speculators' model gave, None where it did not run.
     """
 
     export: Path
     checks: list[str] = field(default_factory=list)
     problems: list[tuple[str, str]] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    numeric: dict[str, Any] | None = None
 
     @property
     def ok(self) -> bool:
@@ -53,19 +55,24 @@ class VerifyReport:
             "checks": self.checks,
             "problems": [{"check": check, "problem": problem} for check, problem in self.problems],
             "findings": [finding.as_dict() for finding in self.findings],
+            "numeric": self.numeric,
         }
 
 
-def verify_export(export: str | Path, *, source: str | Path | None = None) -> VerifyReport:
+def verify_export(
+    export: str | Path, *, source: str | Path | None = None, numeric: bool = False
+) -> VerifyReport:
     """Re-checks a published export.
 
     Args:
         export: its directory, or a pointer such as `latest`.
         source: the checkpoint it came from; then every tensor is compared byte by byte.
+        numeric: also run speculators' model and SGLang's class on the same inputs (`numeric.verify_numeric`).
 
     Raises:
         ExportInvalidError: `export` is no directory.
         CheckpointError: `source` cannot be read.
+        UsageError: `numeric`, and sglang or speculators is not installed, or the source is not known.
     """
     directory = Path(export)
     if not directory.is_dir():
@@ -87,6 +94,8 @@ def verify_export(export: str | Path, *, source: str | Path | None = None) -> Ve
             report.findings = _run(report, "findings", lambda: _findings(draft, metadata)) or []
     if file and checkpoint:
         _run(report, "source", lambda: _require_same_bytes(checkpoint, file))
+    if numeric and metadata:
+        _check_numbers(report, metadata, checkpoint)
     return report
 
 
@@ -142,6 +151,24 @@ def _read_metadata(directory: Path) -> Any:
     from eagle3_export.metadata import read_metadata
 
     return read_metadata(directory / METADATA_FILE)
+
+
+def _check_numbers(report: VerifyReport, metadata: Any, checkpoint: Checkpoint | None) -> None:
+    from eagle3_export.numeric import TOLERANCE, verify_numeric
+
+    source = checkpoint.directory if checkpoint else Path(metadata.source.checkpoint)
+    if not source.is_dir():
+        raise UsageError(f"{source} is gone.", remedy="Name the checkpoint with --source.")
+    arguments = metadata.sglang.launch_arguments
+    flag = "--speculative-draft-window-size"
+    window = int(arguments[arguments.index(flag) + 1]) if flag in arguments else None
+    result = verify_numeric(report.export, source, draft_window=window)
+    report.checks.append("numbers")
+    report.numeric = {**asdict(result), "max_relative_error": result.max_relative_error, "ok": result.ok}
+    if not result.ok:
+        error = result.max_relative_error
+        found = result.problem or f"logits differ by {error:.2e} relative, more than {TOLERANCE:.0e}"
+        report.problems.append(("numbers", f"speculators and SGLang do not compute the same: {found}."))
 
 
 def _findings(draft: Draft, metadata: Any) -> list[Finding]:

@@ -1,0 +1,209 @@
+"""The commands about numbers: `report` and `measure`. Arguments and printing, nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from eagle3_export.cli_output import Json, echo, print_json, reporting
+from eagle3_export.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from eagle3_export.measure.sweep import SweepResult
+    from eagle3_export.measure.workload import Prompt, Workload
+    from eagle3_export.report.runs import Run
+
+MaybePath = Optional[Path]  # noqa: UP045 (typer on Python 3.10 reads this form)
+MaybeText = Optional[str]  # noqa: UP045
+MaybeFloat = Optional[float]  # noqa: UP045
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands to the application."""
+    app.command()(report)
+    app.command()(measure)
+
+
+def report(
+    output_dirs: Annotated[list[Path], typer.Argument(help="Output directories of runs, or single exports.")],
+    html: Annotated[MaybePath, typer.Option("--html", help="Write one self-contained page.")] = None,
+    png: Annotated[MaybePath, typer.Option("--png", help="Write the curves as a picture.")] = None,
+    csv: Annotated[bool, typer.Option("--csv", help="Print CSV on stdout.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Show it again whenever it changes.")] = False,
+    fail_below: Annotated[
+        MaybeFloat,
+        typer.Option("--fail-below", help="Exit 1 if the best export's acceptance length is lower."),
+    ] = None,
+    compare: Annotated[
+        MaybePath, typer.Option("--compare", help="A baseline run; exit 1 if the best export is worse.")
+    ] = None,
+    max_drop: Annotated[
+        str, typer.Option("--max-drop", help="How much worse than the baseline: 2% or 0.05 tokens.")
+    ] = "2%",
+    as_json: Json = False,
+) -> None:
+    """Show the exports of one or more runs: which epoch to deploy, at what depth, how sure, and whether it held."""
+    with reporting(as_json):
+        from eagle3_export.report.gate import below, dropped, parse_max_drop
+        from eagle3_export.report.runs import read_run, read_runs
+
+        allowed = parse_max_drop(max_drop)
+        if csv and as_json:
+            raise UsageError("--csv and --json both print on stdout.", remedy="Choose one.")
+        if follow:
+            _follow(output_dirs, [html, png, fail_below, compare], csv or as_json)
+            return
+        runs = read_runs(output_dirs)
+        _print_report(runs, csv, as_json)
+        if html is not None:
+            from eagle3_export.report.page import to_html
+
+            _write(html, to_html(runs).encode())
+        if png is not None:
+            from eagle3_export.report.figures import to_png
+
+            _write(png, to_png(runs))
+        problems = [] if fail_below is None else [p for run in runs for p in below(run, fail_below)]
+        if compare is not None:
+            baseline = read_run(compare)
+            problems += [p for run in runs for p in dropped(run, baseline, allowed)]
+        for problem in problems:
+            echo(f"failed: {problem}", color="red")
+        if problems:
+            raise typer.Exit(1)
+
+
+def _follow(output_dirs: list[Path], others: list[object], to_stdout: bool) -> None:
+    from rich.console import Console
+
+    from eagle3_export.report.terminal import follow
+
+    if to_stdout or any(other is not None for other in others):
+        raise UsageError("--follow shows the table only.", remedy="Leave the other options out.")
+    follow(output_dirs, Console())
+
+
+def _print_report(runs: list[Run], csv: bool, as_json: bool) -> None:
+    from eagle3_export.report.tabular import to_csv, to_json
+
+    if csv or as_json:
+        typer.echo(to_csv(runs) if csv else to_json(runs), nl=False)
+        return
+    from rich.console import Console
+
+    from eagle3_export.report.terminal import render
+
+    Console().print(render(runs))
+
+
+def _write(path: Path, content: bytes) -> None:
+    from eagle3_export.storage.publish import replace_file
+
+    replace_file(path, content)
+    echo(f"wrote {path}")
+
+
+def measure(
+    export: Annotated[Path, typer.Argument(help="The export that the server runs, or a pointer such as best.")],
+    base_url: Annotated[MaybeText, typer.Option("--base-url", help="http://host:port of a running server.")] = None,
+    sweep: Annotated[MaybeText, typer.Option("--sweep", help="Start servers at these depths: 16,10,5")] = None,
+    target: Annotated[MaybeText, typer.Option("--target", help="With --sweep: the model to serve.")] = None,
+    launch_template: Annotated[
+        MaybeText,
+        typer.Option("--launch-template", help="With --sweep: the command that starts a server, with {target}, {port} "
+                     "and {speculative} in it; srun or docker run may stand in front."),
+    ] = None,
+    baseline: Annotated[bool, typer.Option(help="With --sweep: measure without a draft first.")] = True,
+    prompts: Annotated[MaybePath, typer.Option("--prompts", help="A .jsonl, .json or text file of prompts.")] = None,
+    dataset: Annotated[MaybeText, typer.Option("--dataset", help="A data set on the hub or in its cache.")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="The first so many prompts.")] = 64,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1)] = 256,
+    temperature: Annotated[float, typer.Option("--temperature", min=0.0)] = 0.0,
+    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Requests in flight.")] = 1,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Always generate --max-new-tokens.")] = False,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Measure the acceptance length on a server that runs this export, and write it into its metadata."""
+    with reporting(as_json):
+        from eagle3_export.measure.measurement import measure as measure_once
+        from eagle3_export.measure.measurement import record
+        from eagle3_export.measure.workload import Workload
+
+        if (base_url is None) == (sweep is None):
+            raise UsageError("Name either a running server with --base-url, or depths with --sweep.")
+        found, source = _prompts(prompts, dataset, limit)
+        workload = Workload(found, source, max_new_tokens, temperature, ignore_eos, concurrency)
+        if sweep is not None:
+            _sweep(export, sweep, target, launch_template, baseline, workload, as_json)
+            return
+        assert base_url is not None
+        measurement = measure_once(export, base_url, workload)
+        record(export, measurement)
+        if as_json:
+            print_json(measurement.model_dump(mode="json"))
+        else:
+            typer.echo(f"{measurement.acceptance_length:.4f}")
+            echo(f"tokens per verify step, bonus token included, at {measurement.num_steps} draft steps")
+
+
+def _prompts(prompts: Path | None, dataset: str | None, limit: int) -> tuple[list[Prompt], str]:
+    from eagle3_export.measure.workload import dataset_prompts, read_prompts
+
+    if prompts is not None and dataset is None:
+        return read_prompts(prompts, limit=limit), str(prompts)
+    if dataset is not None and prompts is None:
+        return dataset_prompts(dataset, limit=limit), dataset
+    raise UsageError("Name the prompts: --prompts FILE or --dataset NAME.")
+
+
+def _sweep(
+    export: Path,
+    depths: str,
+    target: str | None,
+    template: str | None,
+    baseline: bool,
+    workload: Workload,
+    as_json: bool,
+) -> None:
+    from rich.console import Console
+
+    from eagle3_export.launching import draft_arguments
+    from eagle3_export.measure.sweep import DEFAULT_TEMPLATE, Sweep, sweep_depths
+
+    if target is None:
+        raise UsageError("--sweep starts servers itself.", remedy="Name the model to serve with --target.")
+    try:
+        wanted = [int(depth) for depth in depths.split(",")]
+    except ValueError:
+        raise UsageError(
+            f"--sweep {depths!r} is no list of depths.", remedy="Write it like 16,10,5."
+        ) from None
+    plan = Sweep(target, lambda depth: draft_arguments(export, target, depth), template or DEFAULT_TEMPLATE)
+    result = sweep_depths(export, wanted, workload, plan, baseline=baseline, say=echo)
+    if as_json:
+        print_json(result.as_dict())
+    else:
+        Console().print(_sweep_table(result))
+
+
+def _sweep_table(result: SweepResult) -> Table:
+    from rich.table import Table
+
+    columns = ("draft steps", "acceptance length", "tokens/s", "speed-up")
+    table = Table(*columns, title="Depth to deploy: the fastest is marked *")
+    for found in sorted(result.measurements, key=lambda found: found.num_steps):
+        mark = "*" if found.num_steps == result.fastest.num_steps else ""
+        speedup = "" if found.speedup is None else f"{found.speedup:.2f}x"
+        table.add_row(
+            f"{found.num_steps}{mark}",
+            f"{found.acceptance_length:.3f}",
+            f"{found.tokens_per_second or 0:.1f}",
+            speedup,
+        )
+    if result.baseline_tokens_per_second is not None:
+        table.add_row("none", "1.000", f"{result.baseline_tokens_per_second:.1f}", "1.00x")
+    return table
