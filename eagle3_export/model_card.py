@@ -86,7 +86,8 @@ def _introduction(metadata: ExportMetadata) -> str:
 def _serving(metadata: ExportMetadata) -> str:
     sglang = metadata.sglang
     arguments = [] if _DRAFT_PATH in sglang.launch_arguments else [_DRAFT_PATH, "PATH_OF_THIS_DIRECTORY"]
-    target = metadata.source.verifier or "TARGET_MODEL"
+    verifier = metadata.source.verifier or ""
+    target = verifier if verifier.isprintable() and "`" not in verifier and verifier else "TARGET_MODEL"
     command = ["python", "-m", "sglang.launch_server", "--model-path", target, *arguments]
     lines = " \\\n    ".join([shlex.join(command), *_options(sglang.launch_arguments)])
     oldest = f"SGLang {sglang.minimum_version} or newer" if sglang.minimum_version else "SGLang"
