@@ -35,17 +35,15 @@ def torchrun(processes: int) -> list[str]:
     ]
 
 
-def accelerate_launch(processes: int, config: Path | None = None) -> list[str]:
-    """``accelerate launch`` on CPUs; `config` is an accelerate config file whose number of processes is replaced."""
-    port = str(free_port())
-    options = (
-        ["--config_file", str(config)] if config else ["--cpu", "--multi_cpu"] if processes > 1 else ["--cpu"]
-    )
-    return [
-        *(str(BIN / "accelerate"), "launch", *options),
-        *("--num_processes", str(processes), "--num_machines", "1", "--main_process_port", port),
-        *("--mixed_precision", "no", "--dynamo_backend", "no", *MODULE),
-    ]
+def accelerate_launch(processes: int) -> list[str]:
+    """With the repository's accelerate config; without one, accelerate starts a single process where no GPU is."""
+    options = {
+        "config_file": ROOT / "configs" / "accelerate-8gpu.yaml",
+        "num_processes": processes,
+        "main_process_port": free_port(),
+    }
+    spelled = [str(part) for name, value in options.items() for part in (f"--{name}", value)]
+    return [str(BIN / "accelerate"), "launch", *spelled, *MODULE]
 
 
 def plain() -> list[str]:

@@ -3,7 +3,8 @@
 ``TRACE_DIRECTORY`` names a directory for what each rank did; ``TRAINING_FAULTS`` is JSON:
 
 - ``output``: the exporter's directory, whose filesystem is made bad for the background thread;
-- ``kind``: ``slow`` (every operation takes ``seconds``), ``hang`` (the first never returns) or ``fail`` (EIO);
+- ``kind``: ``slow`` (nothing moves before every other rank has left training), ``hang`` (the first operation
+  never returns) or ``fail`` (EIO);
 - ``group_timeout``, ``end_of_run``: seconds, in place of the product's own;
 - ``pace``: seconds that every optimizer step takes longer, so that a signal finds its moment.
 """
@@ -14,6 +15,7 @@ import errno
 import importlib.machinery
 import importlib.util
 import json
+import logging
 import os
 import sys
 import threading
@@ -34,30 +36,53 @@ def note(event: str, **values: Any) -> None:
         file.write(line)
 
 
-def spoil_filesystem() -> None:
-    """Every system call by which the background thread could reach the output directory passes here first."""
-    output = str(FAULTS["output"])
-    hanging = threading.Event()
+def reaches_output(target: Any) -> bool:
+    path = Path(f"/proc/self/fd/{target}").readlink() if isinstance(target, int) else os.fsdecode(target)
+    return str(path).startswith(FAULTS["output"])
 
-    def reaches_output(target: Any) -> bool:
-        path = Path(f"/proc/self/fd/{target}").readlink() if isinstance(target, int) else os.fspath(target)
-        return str(path).startswith(output)
+
+def spoil_filesystem() -> None:
+    """Every system call by which the background thread could change the output directory passes here first."""
+
+    def others_have_left() -> bool:
+        others = range(1, int(os.environ.get("WORLD_SIZE", "1")))
+        traces = [Path(f"{TRACE}/rank-{rank}.jsonl") for rank in others]
+        return all(trace.exists() and '"left training"' in trace.read_text() for trace in traces)
 
     def spoiled(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(target: Any, *args: Any, **kwargs: Any) -> Any:
             if threading.current_thread() is not threading.main_thread() and reaches_output(target):
                 if FAULTS["kind"] == "hang":
                     note("hangs")
-                    hanging.wait()
+                    threading.Event().wait()
                 if FAULTS["kind"] == "fail":
-                    raise OSError(errno.EIO, os.strerror(errno.EIO), output)
-                time.sleep(FAULTS["seconds"])
+                    raise OSError(errno.EIO, os.strerror(errno.EIO), FAULTS["output"])
+                while not others_have_left():
+                    time.sleep(0.02)
             return original(target, *args, **kwargs)
 
         return call
 
     for name in ("open", "mkdir", "fsync", "rename", "replace", "symlink"):
         setattr(os, name, spoiled(getattr(os, name)))
+
+
+def watch_other_ranks() -> None:
+    """Ranks other than 0 may neither open anything of the exporter's nor say anything in its name."""
+
+    def audit(event: str, arguments: tuple[Any, ...]) -> None:
+        is_path = event in ("open", "os.mkdir", "os.listdir", "os.rename") and isinstance(
+            arguments[0], str | bytes
+        )
+        if is_path and reaches_output(arguments[0]):
+            note("reaches output", path=os.fsdecode(arguments[0]))
+
+    def heard(record: logging.LogRecord) -> bool:
+        note("logs", message=record.getMessage())
+        return True
+
+    sys.addaudithook(audit)
+    logging.getLogger("eagle3_export").addFilter(heard)
 
 
 def caller_outside_torch() -> str:
@@ -106,6 +131,13 @@ def watch_callback(module: ModuleType) -> None:
             note("step", step=trainer.global_step)
             time.sleep(FAULTS.get("pace", 0))
 
+        train = trainer.run_training
+
+        def traced_training() -> None:
+            train()
+            note("left training")
+
+        trainer.run_training = traced_training
         trainer.maybe_save_checkpoint = traced_save
         optimizer.register_step_post_hook(traced_step)
         return result
@@ -149,3 +181,5 @@ if TRACE and Path(TRACE).is_dir():
     )
     if "kind" in FAULTS:
         spoil_filesystem()
+    if "output" in FAULTS and os.environ.get("RANK", "0") != "0":
+        watch_other_ranks()
