@@ -25,7 +25,7 @@ NEW_TOKENS = 64
 
 
 def main() -> int:
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     config = yaml.safe_load(CONFIG.read_text())
     training = config["train"]
     verifier = Path(training["verifier"]["verifier_name_or_path"])
@@ -37,6 +37,7 @@ def main() -> int:
     def phase(number: int, title: str) -> None:
         console.print(Rule(f"{number}/4  {title}  ({time.monotonic() - began:.0f} s)", align="left"))
 
+    quiet_libraries()
     for directory in (verifier, data, checkpoints, exports):
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -59,6 +60,15 @@ def main() -> int:
     console.print(f"Exports: {exports}/<epoch>; how to serve one: {exports}/best/README.md")
     console.print(f"Took {time.monotonic() - began:.0f} s.")
     return 0
+
+
+def quiet_libraries() -> None:
+    """Leave the terminal to the demo's own lines."""
+    import datasets
+    import transformers
+
+    datasets.disable_progress_bars()
+    transformers.utils.logging.disable_progress_bar()
 
 
 def serve_exports(console: Console, verifier: Path, exports: Path, num_steps: int) -> list[Served]:

@@ -37,7 +37,8 @@ def read_corpus(*, held_out_share: float = 0.12, seed: int = 0) -> Corpus:
     Raises:
         RuntimeError: this Python ships too little of its library's source to learn from.
     """
-    documents = [*_language_reference(), *_docstrings()]
+    # Some modules repeat the text of another.
+    documents = list(dict.fromkeys([*_language_reference(), *_docstrings()]))
     characters = sum(map(len, documents))
     if characters < _MINIMUM_CORPUS:
         raise RuntimeError(
