@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from eagle3_export.errors import UsageError
@@ -116,6 +115,8 @@ def read_export_block(config_path: str | Path) -> dict[str, Any] | None:
     Raises:
         UsageError: the file cannot be read or is no YAML mapping.
     """
+    import yaml  # only training configs are YAML
+
     path = Path(config_path)
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
