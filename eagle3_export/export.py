@@ -8,6 +8,7 @@ publishes; it may run in a background thread.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from eagle3_export.errors import CheckpointError, IncompatibleDraftError, Storag
 from eagle3_export.sglang.target import ServingTarget
 from eagle3_export.source_state import SavePoint, save_point, validation_metrics
 from eagle3_export.storage.copy import WriteReport
-from eagle3_export.storage.faults import shown
+from eagle3_export.storage.faults import os_errors, shown
 from eagle3_export.storage.publish import publish_directory, remove_staging, staging_directory
 from eagle3_export.storage.safetensors_file import TensorSource
 from eagle3_export.storage.sources import PinnedSources, open_sources
@@ -87,7 +88,7 @@ class PreparedExport:
             StorageError: the bytes could not be read, written or published; nothing is left behind.
             CheckpointError: a tensor that SGLang would read holds NaN or infinity.
         """
-        with self.sources:
+        with os_errors("Exporting to", self.destination), self.sources:
             staged = staging_directory(self.destination)
             try:
                 written, non_finite = write_and_scan(
@@ -195,7 +196,8 @@ def prepare_export(
         CheckpointError: the checkpoint is missing, malformed or contradicts itself.
         IncompatibleDraftError: the chosen SGLang release and runtime cannot serve it as trained.
     """
-    checkpoint = read_checkpoint(checkpoint_path)
+    with os_errors("Reading", Path(checkpoint_path)):
+        checkpoint = read_checkpoint(checkpoint_path)
     target = ServingTarget(
         sglang_version=config.sglang_version,
         runtime=config.runtime,
@@ -206,7 +208,6 @@ def prepare_export(
     if obstacles:
         raise IncompatibleDraftError(obstacles)
     tensors = [(new, checkpoint.tensors[old]) for old, new in plan.names.items()]
-    parent = Path(destination).parent
     return PreparedExport(
         checkpoint=checkpoint,
         plan=plan,
@@ -216,7 +217,7 @@ def prepare_export(
         metrics=metrics or ValidationMetrics(*validation_metrics(checkpoint)),
         coverage=coverage,
         tensors=tensors,
-        sources=open_sources(tensors, clone_beside=parent if parent.is_dir() else None),
+        sources=open_sources(tensors, clone_beside=Path(destination).parent),
     )
 
 
@@ -243,9 +244,9 @@ def export_checkpoint(
 
 def _require_free(destination: Path, overwrite: bool) -> None:
     """Says so before the work rather than after it."""
-    if not overwrite and (destination.exists() or destination.is_symlink()):
+    if not overwrite and os.path.lexists(destination):
         raise StorageError(
-            f"{destination} exists.",
+            f"{shown(destination)} exists.",
             why="A published export never changes.",
             remedy="Choose another directory, or pass --overwrite to replace it.",
         )

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from eagle3_export import __version__
 from eagle3_export.acceptance import (
     DEFAULT_NUM_STEPS,
     NO_ACCURACIES,
@@ -339,7 +340,7 @@ def _refuse_constant(name: str) -> None:
 
 def loaded_versions() -> dict[str, str]:
     """Releases of this package, Python, and of those training libraries that this process has loaded."""
-    versions = {"eagle3_export": installed.version("eagle3-export"), "python": platform.python_version()}
+    versions = {"eagle3_export": __version__, "python": platform.python_version()}
     for name in ("speculators", "torch", "transformers", "accelerate"):
         if name in sys.modules:
             versions[name] = installed.version(name)

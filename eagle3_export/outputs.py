@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eagle3_export.errors import ExportInvalidError, StorageError
-from eagle3_export.storage.publish import replace_file, set_pointer
+from eagle3_export.errors import ExportInvalidError
+from eagle3_export.storage.faults import os_errors
+from eagle3_export.storage.publish import neighbour, replace_file, set_pointer
 from eagle3_export.storage.retention import prune
 
 if TYPE_CHECKING:
@@ -60,16 +61,19 @@ def read_exports(output_dir: Path) -> list[ExportMetadata]:
     from eagle3_export.metadata import read_metadata
 
     exports = []
-    try:
+    with os_errors("Listing the exports in", output_dir):
         children = sorted(output_dir.iterdir())
-    except OSError as error:
-        raise StorageError(f"{output_dir} cannot be listed: {error.strerror or error}.") from error
-    for child in children:
-        if child.name.startswith(".") or child.is_symlink() or not (child / "metadata.json").is_file():
-            continue
+        names = [
+            child.name
+            for child in children
+            if not child.name.startswith(".")
+            and not child.is_symlink()
+            and (child / "metadata.json").is_file()
+        ]
+    for name in names:
         try:
-            exports.append(read_metadata(child).model_copy(update={"name": child.name}))
-        except ExportInvalidError as error:
+            exports.append(read_metadata(output_dir / name).model_copy(update={"name": name}))
+        except (ExportInvalidError, OSError) as error:
             logger.warning("Left out of %s: %s", output_dir / INDEX_FILE, error)
     return exports
 
@@ -109,10 +113,12 @@ def replace_documents(export_dir: Path, metadata: ExportMetadata) -> None:
     from eagle3_export.metadata import to_json
     from eagle3_export.model_card import render_model_card
 
+    export_dir = neighbour(export_dir)
     replace_file(export_dir / "metadata.json", to_json(metadata))
     replace_file(export_dir / "README.md", render_model_card(metadata).encode())
 
 
 def _pointer_target(output_dir: Path, pointer: str) -> str | None:
     link = output_dir / pointer
-    return str(link.readlink()) if link.is_symlink() and link.exists() else None
+    with os_errors("Reading", link):
+        return str(link.readlink()) if link.is_symlink() and link.exists() else None

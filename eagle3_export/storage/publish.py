@@ -125,6 +125,23 @@ def set_pointer(output_dir: Path, name: str, target: str) -> None:
         sync_directory(output_dir)
 
 
+def neighbour(directory: Path) -> Path:
+    """`directory`, or what it points to if it is a pointer such as `latest`.
+
+    Raises:
+        StorageError: it is a symbolic link to anywhere but a neighbour, through which nothing is to be written.
+    """
+    with os_errors("Reading", directory):
+        target = directory.resolve()
+        if directory.is_symlink() and target.parent != directory.parent.resolve():
+            raise StorageError(
+                f"{shown(directory)} is a symbolic link out of its directory, to {shown(target)}.",
+                why="Nothing is written through it.",
+                remedy="Remove it.",
+            )
+    return target
+
+
 def clean_leftovers(output_dir: Path) -> list[Path]:
     """Removes what a killed export left in `output_dir`, after putting back what it had moved aside.
 
@@ -136,14 +153,14 @@ def clean_leftovers(output_dir: Path) -> list[Path]:
     Raises:
         StorageError: the directory cannot be listed.
     """
-    if not output_dir.is_dir():
-        return []
     with os_errors("Cleaning", output_dir):
+        if not output_dir.is_dir():
+            return []
         children = sorted(output_dir.iterdir())
-    leftovers = [child for child in children if child.name.startswith(_OURS)]
-    for child in children:
-        if child not in leftovers and (child / "metadata.json").is_file() and not child.is_symlink():
-            leftovers += child.glob(f"{_FILE}*")
+        leftovers = [child for child in children if child.name.startswith(_OURS)]
+        for child in children:
+            if child not in leftovers and (child / "metadata.json").is_file() and not child.is_symlink():
+                leftovers += child.glob(f"{_FILE}*")
     return [path for path in leftovers if _clean(path)]
 
 

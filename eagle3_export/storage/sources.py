@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from eagle3_export.errors import StorageError
-from eagle3_export.storage.faults import shown, storage_error
+from eagle3_export.storage.faults import os_errors, shown
 from eagle3_export.storage.safetensors_file import FileIdentity, SafetensorsFile, TensorSource
 
 # linux/fs.h; the numbers are those of every architecture that generic ioctl encoding covers (x86, arm,
@@ -57,7 +57,9 @@ class PinnedSources:
             StorageError: one was; whatever was copied or scanned meanwhile cannot be trusted.
         """
         for path, (descriptor, identity) in self._descriptors.items():
-            if FileIdentity.of(os.fstat(descriptor)) != identity:
+            with os_errors("Reading", path):
+                now = FileIdentity.of(os.fstat(descriptor))
+            if now != identity:
                 raise _changed(path)
 
     def close(self) -> None:
@@ -76,11 +78,13 @@ class PinnedSources:
     def _pin(self, file: SafetensorsFile, clone_beside: Path | None) -> None:
         if file.path in self._descriptors:
             return
-        try:
+        with os_errors("Opening the source", file.path):
             descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except OSError as error:
-            raise storage_error(error, "Opening the source", file.path) from error
-        identity = FileIdentity.of(os.fstat(descriptor))
+            try:
+                identity = FileIdentity.of(os.fstat(descriptor))
+            except BaseException:
+                os.close(descriptor)
+                raise
         self._descriptors[file.path] = (descriptor, identity)
         self._identities[file.path] = identity
         if identity != (file.identity or identity) or identity.size != file.size:
