@@ -1,22 +1,26 @@
-"""Starts real training runs of one or several processes, through the launchers that people use.
+"""Starts real training runs of one or several processes.
 
-``start(...)`` gives a `Run`: its processes' ids, what each rank did, its output, and signals to single ranks. The
-filesystem under the exporter can be made slow, hanging or failing; see ``on_path/sitecustomize.py``.
+``start(...)`` goes through the launchers that people use; ``start_forked(...)`` has the ranks forked off a process that
+has imported PyTorch and speculators once, so that they train within a second. Either gives a `Run`: what each rank did,
+its output, and signals to single ranks. The filesystem under the exporter can be made slow, hanging or failing; see
+``on_path/training_trace.py``.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, Protocol
 
 ROOT = Path(__file__).parents[2]
 ON_PATH = Path(__file__).parent / "on_path"
@@ -56,11 +60,20 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+class Launched(Protocol):
+    """What `Run` needs of a launcher's process."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
 @dataclass
 class Run:
     """A training run that has been started; `close` ends whatever of it is left."""
 
-    process: subprocess.Popen[bytes]
+    process: Launched
     log: Path
     trace: Path
 
@@ -119,24 +132,18 @@ def start(
         launcher: from `torchrun`, `accelerate_launch`, `plain`, or any command line that they can follow.
         arguments: of ``eagle3_export.train``.
         directory: for its log and traces.
-        faults: see ``on_path/sitecustomize.py``.
+        faults: see ``on_path/training_trace.py``.
         environment: variables to add.
         label: tells this run's files from those of others in the same directory.
     """
-    trace = directory / f"{label}-trace"
-    trace.mkdir(parents=True, exist_ok=True)
+    run_files = _files(directory, label)
     variables = {
         **os.environ,
+        **_variables(run_files[1], faults),
         "PYTHONPATH": os.pathsep.join([str(ON_PATH), str(ROOT)]),
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-        "TRACE_DIRECTORY": str(trace),
-        "TRAINING_FAULTS": json.dumps(dict(faults or {})),
-        "GLOO_SOCKET_IFNAME": "lo",
         **(environment or {}),
     }
-    log = directory / f"{label}.log"
-    with log.open("wb") as sink:
+    with run_files[0].open("wb") as sink:
         process = subprocess.Popen(
             [*launcher, *arguments],
             stdout=sink,
@@ -144,4 +151,109 @@ def start(
             env=variables,
             start_new_session=True,
         )
-    return Run(process, log, trace)
+    return Run(process, *run_files)
+
+
+def start_forked(
+    processes: int,
+    arguments: Sequence[str],
+    directory: Path,
+    *,
+    faults: Mapping[str, Any] | None = None,
+    label: str = "run",
+) -> Run:
+    """Start a run of so many ranks on this machine, supervised as torchrun does: see `_supervise`."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.training.preload"])
+    log, trace = _files(directory, label)
+    variables = {
+        **_variables(trace, faults),
+        "WORLD_SIZE": str(processes),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
+    process = context.Process(target=_supervise, args=(processes, list(arguments), str(log), variables))
+    process.start()
+    return Run(_Forked(process), log, trace)
+
+
+class _Forked:
+    def __init__(self, process: Any) -> None:
+        self._process = process
+        self.pid: int = process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode  # type: ignore[no-any-return]
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("forked ranks", timeout or 0)
+        return self._process.exitcode  # type: ignore[no-any-return]
+
+
+def _files(directory: Path, label: str) -> tuple[Path, Path]:
+    trace = directory / f"{label}-trace"
+    trace.mkdir(parents=True, exist_ok=True)
+    return directory / f"{label}.log", trace
+
+
+def _variables(trace: Path, faults: Mapping[str, Any] | None) -> dict[str, str]:
+    return {
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "TRACE_DIRECTORY": str(trace),
+        "TRAINING_FAULTS": json.dumps(dict(faults or {})),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+
+
+def _supervise(processes: int, arguments: list[str], log: str, variables: dict[str, str]) -> None:
+    """Fork the ranks; once one fails, end the others: SIGTERM, and SIGKILL 30 s later, as torchrun does."""
+    os.setsid()
+    sink = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(sink, 1)
+    os.dup2(sink, 2)
+    os.environ.update(variables)
+    ranks = {}
+    for rank in range(processes):
+        if (pid := os.fork()) == 0:
+            _be_rank(rank, arguments)
+        ranks[pid] = rank
+    failed, deadline = 0, float("inf")
+    while ranks:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid:
+            ranks.pop(pid)
+            if status and not failed:
+                failed, deadline = 1, time.monotonic() + 30
+                for other in ranks:
+                    os.kill(other, signal.SIGTERM)
+        elif time.monotonic() > deadline:
+            for other in ranks:
+                os.kill(other, signal.SIGKILL)
+        else:
+            time.sleep(0.02)
+    os._exit(failed)
+
+
+def _be_rank(rank: int, arguments: list[str]) -> NoReturn:
+    os.environ.update({"RANK": str(rank), "LOCAL_RANK": str(rank)})
+    sys.argv = ["eagle3_export.train", *arguments]
+    status = 1
+    try:
+        sys.path.insert(0, str(ON_PATH))
+        import training_trace
+
+        from eagle3_export.train import main
+
+        training_trace.install()
+        status = main(arguments)
+    except SystemExit as exit:
+        status = exit.code if isinstance(exit.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)

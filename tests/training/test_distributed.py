@@ -16,7 +16,7 @@ from tests.training.checks import (
     exports,
     metadata,
 )
-from tests.training.harness import Run, accelerate_launch, start, torchrun
+from tests.training.harness import Run, accelerate_launch, start, start_forked, torchrun
 from tests.training.test_saves import assert_mirrors, output_of
 from tests.training.tiny_world import TinyWorld, train_arguments
 
@@ -77,7 +77,7 @@ def test_a_hanging_filesystem(world: TinyWorld, save_path: Path, tmp_path: Path)
     output = output_of(save_path)
     faults = {"output": str(output), "kind": "hang", "group_timeout": GROUP_TIMEOUT, "end_of_run": 1}
     arguments = train_arguments(world, save_path, fsdp_shard=True)
-    run = start(torchrun(2), arguments, tmp_path, faults=faults)
+    run = start_forked(2, arguments, tmp_path, faults=faults)
     assert run.wait() == 0, run.output[-4000:]
     assert_nobody_waited(run, 2, epochs=2)
     assert run.count(0, "hangs") == 1
@@ -89,7 +89,7 @@ def test_a_hanging_filesystem(world: TinyWorld, save_path: Path, tmp_path: Path)
 def test_a_failure_ends_every_rank(world: TinyWorld, save_path: Path, tmp_path: Path) -> None:
     faults = {"output": str(output_of(save_path)), "kind": "fail", "group_timeout": GROUP_TIMEOUT}
     arguments = train_arguments(world, save_path, epochs=50)
-    run = start(torchrun(2), [*arguments, "--sglang-export.on-failure=raise"], tmp_path, faults=faults)
+    run = start_forked(2, [*arguments, "--sglang-export.on-failure=raise"], tmp_path, faults=faults)
     assert run.wait() != 0
     messages = re.findall(r"^eagle3-export train: (Exporting .*)$", run.output, re.MULTILINE)
     assert len(messages) == 2, run.output[-4000:]
@@ -103,7 +103,7 @@ def test_a_failure_ends_every_rank(world: TinyWorld, save_path: Path, tmp_path: 
 
 def test_a_refusal_is_said_once(world: TinyWorld, save_path: Path, tmp_path: Path) -> None:
     arguments = train_arguments(world, save_path, norm_before_residual=True)
-    run = start(accelerate_launch(2), [*arguments, "--sglang-export.runtime=stock"], tmp_path)
+    run = start_forked(2, [*arguments, "--sglang-export.runtime=stock"], tmp_path)
     assert run.wait() != 0
     assert run.output.count("eagle3-export train:") == 1, run.output[-4000:]
     assert "--no-norm-before-residual" in run.output
