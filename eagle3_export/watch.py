@@ -1,0 +1,279 @@
+"""Exports the checkpoints of a run that cannot be restarted with the callback, from outside, as they are saved.
+
+A checkpoint is exported once the trainer's own last step of saving it is there, never after a quiet period:
+
+==================================  ================================================================================
+how it was saved                    what the trainer does last (speculators 0.9.0, `train/trainer.py`)
+==================================  ================================================================================
+end or middle of an epoch (0.7 on)  `training_state.json`, then the link `epoch<N>_end` or `epoch<N>_step<S>`
+``--save-best`` (0.5 on)            `val_metrics.json`, then the link `checkpoint_best`
+`interrupted`; releases before 0.7  `optimizer_state_dict.pt`, begun when weights and config are complete
+==================================  ================================================================================
+
+Each must be no older than weights and config, since the directory may have held an earlier save.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from eagle3_export.checkpoint import WEIGHTS_FILE, find_checkpoints, read_checkpoint
+from eagle3_export.config import ExportConfig
+from eagle3_export.convert import Conversion
+from eagle3_export.errors import CheckpointError, Eagle3ExportError, StorageError
+from eagle3_export.export import export_checkpoint
+from eagle3_export.fields import read_json_object
+from eagle3_export.outputs import read_exports, refresh_outputs, update_metrics
+from eagle3_export.source_state import INTERRUPTED, save_point, validation_metrics
+from eagle3_export.storage.faults import shown
+from eagle3_export.storage.lock import output_lock
+from eagle3_export.storage.publish import clean_leftovers
+
+logger = logging.getLogger(__name__)
+
+BEST_LINK = "checkpoint_best"
+Report = Callable[[Conversion], None]
+FilesState = tuple[int | None, ...]
+
+
+def watch_run(
+    save_path: str | Path,
+    config: ExportConfig,
+    *,
+    once: bool = False,
+    stop_file: Path | None = None,
+    interval: float = 2.0,
+    report: Report = lambda conversion: None,
+) -> bool:
+    """Exports every complete checkpoint below `save_path`, and then each new one until told to end.
+
+    SIGTERM, SIGINT or the appearance of `stop_file` end it, after one last look. What a former watch or callback has
+    exported already is left alone; metrics that arrived since are filled in.
+
+    Args:
+        config: its `output_dir` says where exports go; default beside `save_path`.
+        once: look once and end.
+        stop_file: created by whoever knows that the run is over.
+        interval: seconds between two looks.
+        report: called with each new export and each failure, once.
+
+    Returns:
+        whether every complete checkpoint has its export.
+
+    Raises:
+        UsageError: the output directory lies in `save_path`.
+        CheckpointError: with `once`, `save_path` cannot be read.
+        StorageError: another process exports to the same directory, or it cannot be made.
+    """
+    save_path = Path(save_path)
+    output_dir = config.resolve_output_dir(save_path)
+    with output_lock(output_dir), _stop_on_signals() as stop:
+        clean_leftovers(output_dir)
+        watcher = RunWatcher(save_path, output_dir, config, report)
+        if once:
+            find_checkpoints(save_path)
+            return watcher.look()
+        while not stop.is_set() and not (stop_file is not None and stop_file.exists()):
+            watcher.look()
+            stop.wait(interval)
+        return watcher.look()
+
+
+class RunWatcher:
+    """Compares a run with its exports; the caller holds the output directory's lock.
+
+    Args:
+        report: called with each new export and each failure, once.
+    """
+
+    def __init__(self, save_path: Path, output_dir: Path, config: ExportConfig, report: Report) -> None:
+        self._save_path = save_path
+        self._output_dir = output_dir
+        self._config = config
+        self._report = report
+        # State of each checkpoint's files when it was last found in order, or failed and why.
+        self._settled: dict[str, FilesState] = {}
+        self._failures: dict[str, tuple[FilesState, Eagle3ExportError]] = {}
+
+    def look(self) -> bool:
+        """Exports what is complete and not exported, once; false if something of that failed."""
+        well, changed = True, not self._settled
+        for checkpoint in self._wanted():
+            state = files_state(checkpoint)
+            if state == self._settled.get(checkpoint.name) or not is_complete(checkpoint):
+                continue
+            try:
+                changed = self._bring_up_to_date(checkpoint, state) or changed
+                self._settled[checkpoint.name] = state
+                self._failures.pop(checkpoint.name, None)
+            except Eagle3ExportError as error:
+                if checkpoint.is_dir():  # else the trainer's sweep was faster
+                    self._failed(checkpoint.name, state, error)
+                    well = False
+        return (self._refresh() if changed else True) and well
+
+    def _wanted(self) -> list[Path]:
+        """The run's checkpoints, without those whose exports retention would remove at once."""
+        try:
+            checkpoints = find_checkpoints(self._save_path)
+        except CheckpointError:
+            return []  # the run has not saved yet
+        if self._config.keep_last is None:
+            return checkpoints
+        numbered = [checkpoint for checkpoint in checkpoints if checkpoint.name != INTERRUPTED]
+        old = numbered[: -self._config.keep_last]
+        best = _target(self._save_path / BEST_LINK)
+        return [checkpoint for checkpoint in checkpoints if checkpoint not in old or checkpoint.name == best]
+
+    def _bring_up_to_date(self, checkpoint: Path, state: FilesState) -> bool:
+        """Exports the checkpoint or adds its metrics; whether anything was to do."""
+        destination = self._output_dir / checkpoint.name
+        if _is_export_of(destination, checkpoint):
+            return _add_metrics(destination, checkpoint)
+        earlier = self._failures.get(checkpoint.name)
+        if earlier and earlier[0] == state and not isinstance(earlier[1], StorageError):
+            raise earlier[1]  # the same files fail for the same reason
+        result = export_checkpoint(checkpoint, destination, self._config, overwrite=True)
+        self._report(Conversion(str(checkpoint), destination, result))
+        return True
+
+    def _failed(self, name: str, state: FilesState, error: Eagle3ExportError) -> None:
+        earlier = self._failures.get(name)
+        self._failures[name] = (state, error)
+        if earlier is None or (earlier[0], str(earlier[1])) != (state, str(error)):
+            self._report(Conversion(str(self._save_path / name), None, error=error))
+
+    def _refresh(self) -> bool:
+        from eagle3_export.metadata import build_index
+
+        if not self._output_dir.is_dir():
+            return True
+        try:
+            latest = build_index(read_exports(self._output_dir)).latest
+            refresh_outputs(self._output_dir, latest=latest, keep_last=self._config.keep_last)
+        except Eagle3ExportError as error:
+            logger.warning("%s", error)
+            return False
+        return True
+
+
+def _is_export_of(export: Path, checkpoint: Path) -> bool:
+    """Whether `export` was made from the checkpoint as it is now: of its weights (they share the time) and step."""
+    from eagle3_export.metadata import read_metadata
+
+    if _modified(export / WEIGHTS_FILE) != weights_modified(checkpoint):
+        return False
+    try:
+        exported = read_metadata(export).global_step
+    except Eagle3ExportError:
+        return False
+    saved = save_point(read_checkpoint(checkpoint)).global_step
+    return None in (saved, exported) or saved == exported
+
+
+def _add_metrics(export: Path, checkpoint: Path) -> bool:
+    """The trainer validates after it has saved, and writes the metrics of an epoch only if it becomes the best."""
+    from eagle3_export.metadata import read_metadata
+
+    metrics, _ = validation_metrics(read_checkpoint(checkpoint))
+    if metrics is None or read_metadata(export).full_acc_0 is not None:
+        return False
+    update_metrics(export, metrics)
+    logger.info("%s: the metrics of its validation were filled in", shown(export))
+    return True
+
+
+def is_complete(checkpoint: Path) -> bool:
+    """Whether the trainer has finished saving this checkpoint directory; see the table above."""
+    weights, config = weights_modified(checkpoint), _modified(checkpoint / "config.json")
+    if weights is None or config is None:
+        return False
+    model = max(weights, config)
+
+    def follows(name: str) -> bool:
+        modified = _modified(checkpoint / name)
+        return modified is not None and modified >= model
+
+    name, run = checkpoint.name, checkpoint.parent
+    if name != INTERRUPTED:
+        if follows("training_state.json"):
+            marker = _epoch_marker(checkpoint)
+            return marker is not None and _target(run / marker) == name
+        if follows("val_metrics.json") and _target(run / BEST_LINK) == name:
+            return True
+        if _writes_training_state(checkpoint):
+            return False
+    return follows("optimizer_state_dict.pt")
+
+
+def files_state(checkpoint: Path) -> FilesState:
+    """Modification times of what an export is made from; None for a file that is missing."""
+    documents = ("config.json", "training_state.json", "val_metrics.json", "optimizer_state_dict.pt")
+    return (weights_modified(checkpoint), *(_modified(checkpoint / name) for name in documents))
+
+
+def weights_modified(checkpoint: Path) -> int | None:
+    """When the newest weights file of a checkpoint was written, in ns since 1970; None where there is none."""
+    try:
+        return max((path.stat().st_mtime_ns for path in checkpoint.glob("*.safetensors")), default=None)
+    except OSError:
+        return None
+
+
+def _modified(path: Path) -> int | None:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+def _target(link: Path) -> str | None:
+    try:
+        return link.readlink().name
+    except OSError:
+        return None
+
+
+def _epoch_marker(checkpoint: Path) -> str | None:
+    """The link that the trainer makes after this training state (speculators 0.9.0, `maybe_save_checkpoint`)."""
+    try:
+        state = read_json_object(checkpoint / "training_state.json")
+    except CheckpointError:
+        return None  # half-written
+    local_step = state.get("local_step")
+    return f"epoch{checkpoint.name}_step{local_step}" if local_step else f"epoch{checkpoint.name}_end"
+
+
+def _writes_training_state(checkpoint: Path) -> bool:
+    """Whether the release that saves here does: speculators 0.7.0 and later."""
+    try:
+        version = read_json_object(checkpoint / "config.json").get("speculators_version")
+    except CheckpointError:
+        return True  # half-written
+    if not isinstance(version, str):
+        return False
+    major, minor, *_ = (*re.findall(r"\d+", version)[:2], "0", "0")
+    return (int(major), int(minor)) >= (0, 7)
+
+
+@contextmanager
+def _stop_on_signals() -> Iterator[threading.Event]:
+    """An event that SIGTERM and SIGINT set, so that the export in hand is finished first."""
+    stop = threading.Event()
+
+    def request(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    before = {number: signal.signal(number, request) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
