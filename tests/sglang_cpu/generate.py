@@ -74,7 +74,8 @@ def main() -> None:
     engine = sglang.Engine(**engine_options(request))
     sampling = {"temperature": 0.0, "max_new_tokens": request["max_new_tokens"], "ignore_eos": True}
     outputs = engine.generate(input_ids=request["prompts"], sampling_params=sampling)
-    print(json.dumps(summary(outputs, request["num_steps"] if request["draft"] else None)), flush=True)
+    result = summary(outputs, request["num_steps"] if request["draft"] else None)
+    print(json.dumps({"sglang_version": sglang.__version__, **result}), flush=True)
     engine.shutdown()
 
 

@@ -92,7 +92,8 @@ def generate(
         timeout: seconds until the process is killed.
 
     Returns:
-        `output_ids` per prompt; with a draft also `accept_length` (bonus token included), `verify_steps`,
+        `sglang_version` and `output_ids` per prompt; with a draft also `accept_length` (bonus token included),
+        `verify_steps`,
         `accepted_drafts_histogram` (index: draft tokens accepted in a verify step) and
         `histogram_per_request`.
 

@@ -26,11 +26,53 @@ def activate() -> None:
 def _keep_the_attention_backend_that_can_draft() -> None:
     """Keep `attention_backend=intel_amx`, the only CPU backend with EAGLE's multi-step drafting.
 
-    SGLang replaces it by torch_native on machines without AMX (0.5.23: arg_groups/overrides.py).
+    SGLang replaces it by torch_native on machines without AMX (0.5.17 to 0.5.23: arg_groups/overrides.py).
     """
-    from sglang.srt.runtime_context import override_platform
+    try:
+        from sglang.srt.runtime_context import override_platform
+    except ImportError:  # before 0.5.20
+        from sglang.srt.arg_groups import overrides
 
-    override_platform(has_amx=True).install()
+        overrides.cpu_has_amx_support = lambda: True
+        _use_the_lengths_that_were_built()
+    else:
+        override_platform(has_amx=True).install()
+
+
+def _use_the_lengths_that_were_built() -> None:
+    """Before 0.5.20 the CPU backend builds lengths for verifying and drafting, and then takes the committed ones.
+
+    Both then miss their own tokens, whatever the model (0.5.17: layers/attention/intel_amx_backend.py, the second
+    assignment of `seq_lens` in forward_extend and forward_decode).
+    """
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    def corrected(metadata: str, position: int) -> Callable[..., Any]:
+        def forward(
+            original: Any,
+            backend: Any,
+            q: Any,
+            k: Any,
+            v: Any,
+            layer: Any,
+            batch: Any,
+            *more: Any,
+            **named: Any,
+        ) -> Any:
+            built = getattr(backend, metadata)
+            if built is None:
+                return original(backend, q, k, v, layer, batch, *more, **named)
+            committed, batch.seq_lens = batch.seq_lens, built[position]
+            try:
+                return original(backend, q, k, v, layer, batch, *more, **named)
+            finally:
+                batch.seq_lens = committed
+
+        return forward
+
+    backend = "sglang.srt.layers.attention.intel_amx_backend.IntelAMXAttnBackend"
+    HookRegistry.register(f"{backend}.forward_extend", corrected("extend_metadata", 0), HookType.AROUND)
+    HookRegistry.register(f"{backend}.forward_decode", corrected("draft_decode_metadata", 1), HookType.AROUND)
 
 
 def _load_and_report(

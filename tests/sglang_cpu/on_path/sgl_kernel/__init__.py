@@ -236,6 +236,17 @@ def decode_attention_cpu(
         ).squeeze(1)
 
 
+def _with_scales(kernel, scales_at):
+    """The kernel under the argument order of SGLang before 0.5.20 too, which had no K and V scales."""
+
+    def call(*arguments):
+        if isinstance(arguments[scales_at], torch.Tensor) or arguments[scales_at] is None:
+            arguments = (*arguments[:scales_at], 1.0, 1.0, *arguments[scales_at:])
+        return kernel(*arguments)
+
+    return call
+
+
 # intel_amx_backend only looks `torch.ops.sgl_kernel.<name>` up and calls it eagerly.
-for _name in ("extend_attention_cpu", "decode_attention_cpu"):
-    setattr(torch.ops.sgl_kernel, _name, globals()[_name])
+torch.ops.sgl_kernel.extend_attention_cpu = _with_scales(extend_attention_cpu, scales_at=6)
+torch.ops.sgl_kernel.decode_attention_cpu = _with_scales(decode_attention_cpu, scales_at=3)
