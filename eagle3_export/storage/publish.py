@@ -168,7 +168,7 @@ def _clean(path: Path) -> bool:
     try:
         if _in_use(path):
             return False
-        if path.name.startswith(_REPLACED):
+        if path.name.startswith(_REPLACED) and _is_directory(path):
             _put_back(path)
         _remove(path)
     except OSError as error:
