@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -234,10 +235,15 @@ def _read_val_metrics(directory: Path) -> dict[str, float] | None:
     path = directory / "val_metrics.json"
     if not path.exists():
         return None
-    document = read_json_object(path)
     return {
-        key: float(value)
-        for key, value in document.items()
-        if (isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300)
-        or value != value
+        key: _as_float(value)
+        for key, value in read_json_object(path).items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
     }
+
+
+def _as_float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # an integer of more than 308 digits
+        return math.inf

@@ -132,7 +132,7 @@ def parse_draft(config: Mapping[str, Any], where: str) -> Draft:
     top = Fields(config, where)
     layer_config = top.mapping("transformer_layer_config")
     layer_arch = layer_config.get("model_type", "qwen3")
-    if layer_arch not in _DEFAULTS:
+    if not isinstance(layer_arch, str) or layer_arch not in _DEFAULTS:
         raise CheckpointError(
             f"{where}: transformer_layer_config.model_type is {layer_arch!r}.",
             why="EAGLE-3 drafts have Llama or Qwen3 decoder layers; MLA, MoE and others compute something else.",
@@ -239,16 +239,19 @@ def _provenance(top: Fields) -> dict[str, Any]:
     speculators_config = top.mapping("speculators_config", default={})
     verifier = Fields(speculators_config, f"{top.where}: speculators_config").mapping("verifier", default={})
     name = verifier.get("name_or_path")
-    architectures = verifier.get("architectures") or ()
+    architectures = verifier.get("architectures")
+    proposals = speculators_config.get("proposal_methods")
     steps = None
-    for proposal in speculators_config.get("proposal_methods") or ():
-        if isinstance(proposal, Mapping) and isinstance(proposal.get("speculative_tokens"), int):
+    for proposal in proposals if isinstance(proposals, list) else ():
+        if isinstance(proposal, Mapping) and type(proposal.get("speculative_tokens")) is int:
             steps = proposal["speculative_tokens"]
     version = top.get("speculators_version")
     return {
         "speculators_version": version if isinstance(version, str) else None,
         "verifier_name": name if isinstance(name, str) and name else None,
-        "verifier_architectures": tuple(a for a in architectures if isinstance(a, str)),
+        "verifier_architectures": tuple(a for a in architectures if isinstance(a, str))
+        if isinstance(architectures, list)
+        else (),
         "ttt_steps": steps,
     }
 

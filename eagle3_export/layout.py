@@ -33,7 +33,7 @@ _FOREIGN_LAYERS: tuple[tuple[str, str], ...] = (
     (r"\.(kv_a_proj_with_mqa|kv_b_proj|q_a_proj|q_b_proj|fused_qkv_a_proj)", "multi-head latent attention (MLA)"),
     (r"\.mlp\.(experts|gate\.|router|shared_expert)|\.(block_sparse_moe|feed_forward)\.", "mixture of experts"),
     (r"\.(linear_attn|mamba|mixer)\.", "linear attention or state-space layers"),
-    (r"(^|\.)(weight_packed|weight_scale|weight_scale_inv|qweight|qzeros|scales|input_scale|g_idx)$", "quantised weights"),
+    (r"(^|\.)(weight_packed|weight_scale(_inv)?|qweight|qzeros|scales|input_scale|g_idx)$", "quantised weights"),
     (r"(^|\.)mtp(\.|_)", "multi-token prediction"),
     (r"^(mask_embedding|mask_hidden|markov|confidence)", "another drafting algorithm"),
 )  # fmt: skip
