@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.demo.__main__ import engine_options
 from scripts.demo.corpus import read_corpus
 from scripts.demo.results import Served
 from scripts.demo.world import QUICK, held_out_prompts, train_verifier, write_offline_data
@@ -36,6 +37,11 @@ def test_held_out_documents_are_not_trained_on() -> None:
 def test_measured_length_counts_accepted_drafts_and_the_bonus_token() -> None:
     served = Served(export(), histogram=[2, 1, 0, 1])
     assert served.measured_acceptance_length == 1 + (1 + 3) / 4
+
+
+def test_exports_are_served_with_the_launch_arguments_in_their_metadata() -> None:
+    arguments = ["--speculative-algorithm", "EAGLE3", "--speculative-num-steps", "3"]
+    assert engine_options(arguments) == {"speculative_algorithm": "EAGLE3", "speculative_num_steps": 3}
 
 
 @pytest.mark.slow

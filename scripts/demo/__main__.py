@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import yaml
 from rich.console import Console
 from rich.rule import Rule
 
+from eagle3_export.metadata import read_metadata
 from scripts.demo.results import Served, results_table
 from scripts.demo.world import DEMO, held_out_prompts, train_verifier, write_offline_data
 from tests.sglang_cpu import serve
@@ -21,7 +23,7 @@ from tests.sglang_cpu import serve
 CONFIG = Path("configs/demo.yaml")
 NUM_PROMPTS = 8
 PROMPT_LENGTH = 32  # tokens
-NEW_TOKENS = 64
+NEW_TOKENS = 96
 
 
 def main() -> int:
@@ -72,11 +74,14 @@ def quiet_libraries() -> None:
 
 
 def serve_exports(console: Console, verifier: Path, exports: Path, num_steps: int) -> list[Served]:
-    """Greedy generation with each epoch's export, as many engines at a time as there are cores (two at most)."""
+    """Greedy generation with each epoch's export, two engines at a time where there are two cores."""
     prompts = held_out_prompts(verifier, NUM_PROMPTS, PROMPT_LENGTH, DEMO)
 
     def measure(export: Path) -> Served:
-        result = serve.generate(verifier, export, num_steps, prompts, max_new_tokens=NEW_TOKENS)
+        options = engine_options(read_metadata(export).sglang.launch_arguments)
+        result = serve.generate(
+            verifier, export, num_steps, prompts, max_new_tokens=NEW_TOKENS, options=options, timeout=900
+        )
         served = Served.from_result(export, result)
         console.print(
             f"epoch {export.name}: {served.measured_acceptance_length:.2f} tokens per verify step "
@@ -89,6 +94,14 @@ def serve_exports(console: Console, verifier: Path, exports: Path, num_steps: in
     )
     with ThreadPoolExecutor(max_workers=min(2, os.cpu_count() or 1)) as pool:
         return list(pool.map(measure, epochs))
+
+
+def engine_options(launch_arguments: Sequence[str]) -> dict[str, str | int]:
+    """The launch arguments in an export's metadata.json as keyword arguments of `sglang.Engine`."""
+    return {
+        flag.removeprefix("--").replace("-", "_"): int(value) if value.isdecimal() else value
+        for flag, value in zip(launch_arguments[::2], launch_arguments[1::2], strict=True)
+    }
 
 
 if __name__ == "__main__":
