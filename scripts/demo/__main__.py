@@ -51,7 +51,10 @@ def main() -> int:
 
     command = ["eagle3-export", "train", "--config", str(CONFIG)]
     phase(3, f"{' '.join(command)}")
-    subprocess.run([sys.executable, "-m", "eagle3_export", *command[1:]], check=True)
+    status = subprocess.run([sys.executable, "-m", "eagle3_export", *command[1:]]).returncode
+    if status:
+        console.print(f"Training ended with status {status}; see above.")
+        return status
 
     num_steps = int(training["loss"]["ttt_steps"])
     phase(4, f"SGLang serves every export: {NUM_PROMPTS} held-out prompts, {num_steps} draft steps")
