@@ -17,7 +17,7 @@ from eagle3_export.sglang.target import ServingTarget
 from eagle3_export.verifier import read_verifier
 
 CONFIGS = Path(__file__).parent.parent / "configs"
-NAMES = sorted(path.name for path in CONFIGS.glob("*.yaml"))
+NAMES = sorted(path.name for path in CONFIGS.glob("*.yaml") if "sglang_export:" in path.read_text())
 
 # What matters of the verifiers' own config.json (the demo's: scripts/demo/world.py).
 VERIFIERS: dict[str, dict[str, Any]] = {
