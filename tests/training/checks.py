@@ -36,13 +36,22 @@ def metadata(export: Path) -> dict[str, Any]:
     return json.loads((export / "metadata.json").read_text())
 
 
+def published(output_dir: Path) -> set[str]:
+    """Names of the published exports."""
+    children = output_dir.iterdir() if output_dir.is_dir() else ()
+    return {
+        c.name
+        for c in children
+        if not c.is_symlink() and (c / "metadata.json").is_file() and c.name[0] != "."
+    }
+
+
 def exports(output_dir: Path) -> set[str]:
-    """Names of the published exports; nothing else but pointers and the index may lie there."""
-    children = set(output_dir.iterdir()) if output_dir.is_dir() else set()
-    directories = {child.name for child in children if child.is_dir() and not child.is_symlink()}
-    others = {child.name for child in children} - directories
+    """Names of the published exports; after a run, nothing else but pointers and the index may lie there."""
+    others = {child.name for child in output_dir.iterdir()} if output_dir.is_dir() else set()
+    others -= published(output_dir)
     assert others <= {"latest", "best", "index.json"}, others
-    return directories
+    return published(output_dir)
 
 
 def checkpoints(save_path: Path) -> set[str]:

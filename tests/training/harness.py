@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[2]
 ON_PATH = Path(__file__).parent / "on_path"
 MODULE = ("-m", "eagle3_export.train")
 BIN = Path(sys.executable).parent
+MEETING_POINT = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
 
 def torchrun(processes: int) -> list[str]:
@@ -154,6 +155,20 @@ def start(
     return Run(process, *run_files)
 
 
+def as_torchrun(rank: int, processes: int) -> dict[str, str]:
+    return {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes), **MEETING_POINT}
+
+
+def as_srun(rank: int, processes: int) -> dict[str, str]:
+    """What srun sets, and what a user exports before it."""
+    return {
+        "SLURM_PROCID": str(rank),
+        "SLURM_LOCALID": str(rank),
+        "SLURM_STEP_NUM_TASKS": str(processes),
+        **MEETING_POINT,
+    }
+
+
 def start_forked(
     processes: int,
     arguments: Sequence[str],
@@ -161,18 +176,19 @@ def start_forked(
     *,
     faults: Mapping[str, Any] | None = None,
     label: str = "run",
+    style: Callable[[int, int], dict[str, str]] = as_torchrun,
 ) -> Run:
-    """Start a run of so many ranks on this machine, supervised as torchrun does: see `_supervise`."""
+    """Start a run of so many ranks on this machine, supervised as torchrun does: see `_supervise`.
+
+    Args:
+        style: the variables that a launcher gives to a rank, by rank and number of ranks.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.training.preload"])
     log, trace = _files(directory, label)
-    variables = {
-        **_variables(trace, faults),
-        "WORLD_SIZE": str(processes),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-    }
-    process = context.Process(target=_supervise, args=(processes, list(arguments), str(log), variables))
+    MEETING_POINT["MASTER_PORT"] = str(free_port())
+    variables = [{**_variables(trace, faults), **style(rank, processes)} for rank in range(processes)]
+    process = context.Process(target=_supervise, args=(list(arguments), str(log), variables))
     process.start()
     return Run(_Forked(process), log, trace)
 
@@ -208,23 +224,22 @@ def _variables(trace: Path, faults: Mapping[str, Any] | None) -> dict[str, str]:
     }
 
 
-def _supervise(processes: int, arguments: list[str], log: str, variables: dict[str, str]) -> None:
+def _supervise(arguments: list[str], log: str, variables: list[dict[str, str]]) -> None:
     """Fork the ranks; once one fails, end the others: SIGTERM, and SIGKILL 30 s later, as torchrun does."""
     os.setsid()
     sink = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(sink, 1)
     os.dup2(sink, 2)
-    os.environ.update(variables)
-    ranks = {}
-    for rank in range(processes):
+    ranks = set()
+    for mine in variables:
         if (pid := os.fork()) == 0:
-            _be_rank(rank, arguments)
-        ranks[pid] = rank
+            _be_rank(arguments, mine)
+        ranks.add(pid)
     failed, deadline = 0, float("inf")
     while ranks:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid:
-            ranks.pop(pid)
+            ranks.discard(pid)
             if status and not failed:
                 failed, deadline = 1, time.monotonic() + 30
                 for other in ranks:
@@ -237,8 +252,8 @@ def _supervise(processes: int, arguments: list[str], log: str, variables: dict[s
     os._exit(failed)
 
 
-def _be_rank(rank: int, arguments: list[str]) -> NoReturn:
-    os.environ.update({"RANK": str(rank), "LOCAL_RANK": str(rank)})
+def _be_rank(arguments: list[str], variables: dict[str, str]) -> NoReturn:
+    os.environ.update(variables)
     sys.argv = ["eagle3_export.train", *arguments]
     status = 1
     try:

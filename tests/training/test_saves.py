@@ -36,7 +36,9 @@ def assert_mirrors(save_path: Path, names: set[str]) -> Path:
     return output
 
 
-def test_end_of_epoch_then_resume_from_run_yaml(world: TinyWorld, save_path: Path) -> None:
+def test_end_of_epoch_then_resume_from_run_yaml(
+    world: TinyWorld, save_path: Path, speculators_release: str
+) -> None:
     config = save_path.with_name("run.yaml")
     flags = train_flags(world, save_path, norm_before_residual=None)
     block = {"num_steps": [1, 2], "runtime": "exact"}
@@ -60,6 +62,7 @@ def test_end_of_epoch_then_resume_from_run_yaml(world: TinyWorld, save_path: Pat
             1 + sum(accuracies(first.validations[epoch]))
         )
         state = json.loads((save_path / str(epoch) / "training_state.json").read_text())
+        assert described["versions"]["speculators"] == speculators_release
         assert (described["epoch"], described["global_step"]) == (epoch, state["global_step"])
         assert [row["num_steps"] for row in described["acceptance"]["per_depth"]] == [1, 3]
     assert (output / "latest").readlink() == Path("1")
