@@ -1,0 +1,391 @@
+"""Measures exports side by side: clone and copy against cp, a bare copy_file_range, and load-rename-save.
+
+    python scripts/bench_export.py                              # 0.1 and 2 GB in the current directory's filesystem
+    python scripts/bench_export.py --sizes 0.1 2 5 --filesystems ext4 xfs btrfs      # as root: on loop devices
+    python scripts/bench_export.py --specforge DIR              # DIR: `pip install --no-deps --target DIR specforge`
+
+Every way of one table is measured in the same rounds, one after the other, with the source in the page cache; the table
+gives each way's best round, and ratios of these. "written" ends when the bytes are in the page cache, "on disk" after
+fsync. The export is the whole of it: checks, config, copy, scan for NaN, metadata, sync, publication.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from eagle3_export.config import ExportConfig
+from eagle3_export.export import export_checkpoint, prepare_export
+from eagle3_export.storage.copy import write_safetensors
+from eagle3_export.storage.finite import non_finite_tensors
+from eagle3_export.storage.safetensors_file import TensorSource, read_safetensors
+
+GIB_STEP = 1 << 30
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Sizes of a one-layer draft."""
+
+    hidden: int
+    inner: int
+    vocabulary: int
+    draft_vocabulary: int
+    heads: int
+    kv_heads: int
+    head: int
+
+
+# By nominal size in GB: a 1 B verifier's draft, Llama-3.1-8B's, Kimi-K2.5's.
+DRAFTS = {
+    "0.1": Draft(1024, 2816, 32_000, 8_000, 16, 8, 64),
+    "2": Draft(4096, 14_336, 128_256, 32_000, 32, 8, 128),
+    "5": Draft(7168, 18_432, 163_840, 32_000, 64, 64, 128),
+}
+
+
+@dataclass
+class Way:
+    """One way to get the file, and how long each round of it took."""
+
+    name: str
+    act: Callable[[Path], float]
+    seconds: list[float] = field(default_factory=list)
+    note: str = ""
+
+    @property
+    def best(self) -> float:
+        return min(self.seconds)
+
+
+def write_checkpoint(directory: Path, draft: Draft) -> Path:
+    """A checkpoint as speculators 0.9.0 saves it, with random finite bf16 weights."""
+    d = draft
+    shapes: dict[str, tuple[int, ...]] = {
+        "embed_tokens.weight": (d.vocabulary, d.hidden),
+        "fc.weight": (d.hidden, 3 * d.hidden),
+        "layers.0.hidden_norm.weight": (d.hidden,),
+        "layers.0.input_layernorm.weight": (d.hidden,),
+        "layers.0.mlp.down_proj.weight": (d.hidden, d.inner),
+        "layers.0.mlp.gate_proj.weight": (d.inner, d.hidden),
+        "layers.0.mlp.up_proj.weight": (d.inner, d.hidden),
+        "layers.0.post_attention_layernorm.weight": (d.hidden,),
+        "layers.0.self_attn.k_proj.weight": (d.kv_heads * d.head, 2 * d.hidden),
+        "layers.0.self_attn.o_proj.weight": (d.hidden, d.heads * d.head),
+        "layers.0.self_attn.q_proj.weight": (d.heads * d.head, 2 * d.hidden),
+        "layers.0.self_attn.v_proj.weight": (d.kv_heads * d.head, 2 * d.hidden),
+        "lm_head.weight": (d.draft_vocabulary, d.hidden),
+        "norm.weight": (d.hidden,),
+    }
+    sizes = {
+        "d2t": 8 * d.draft_vocabulary,
+        **{n: 2 * int(np.prod(s)) for n, s in shapes.items()},
+        "t2d": d.vocabulary,
+    }
+    header, at = {"__metadata__": {"format": "pt"}}, 0
+    for name, size in sizes.items():
+        dtype, shape = {"d2t": ("I64", (d.draft_vocabulary,)), "t2d": ("BOOL", (d.vocabulary,))}.get(
+            name, ("BF16", shapes.get(name))
+        )
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}  # type: ignore[assignment]
+        at += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    directory.mkdir(parents=True)
+    noise = np.random.default_rng(0).integers(0x3C00, 0x3F80, 1 << 20, dtype=np.uint16).tobytes()
+    with (directory / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name, size in sizes.items():
+            if name == "d2t":  # the first tokens of the vocabulary
+                file.write(bytes(size))
+            elif name == "t2d":
+                file.write(b"\1" * d.draft_vocabulary + bytes(size - d.draft_vocabulary))
+            else:
+                for start in range(0, size, len(noise)):
+                    file.write(noise[: size - start])
+        file.flush()
+        os.fsync(file.fileno())
+    (directory / "config.json").write_text(json.dumps(speculators_config(draft)))
+    return directory
+
+
+def speculators_config(draft: Draft) -> dict[str, object]:
+    """config.json of the checkpoint."""
+    return {
+        "architectures": ["Eagle3DraftModel"], "draft_vocab_size": draft.draft_vocabulary, "dtype": "bfloat16",
+        "eagle_aux_hidden_state_layer_ids": [2, 4, 5], "norm_before_residual": False,
+        "speculators_config": {
+            "algorithm": "eagle3", "verifier": {"architectures": ["LlamaForCausalLM"], "name_or_path": None},
+        },
+        "speculators_model_type": "eagle3", "speculators_version": "0.9.0", "target_hidden_size": None,
+        "transformer_layer_config": decoder_config(draft),
+    }  # fmt: skip
+
+
+def decoder_config(draft: Draft) -> dict[str, object]:
+    """The decoder's part, in transformers' words."""
+    return {
+        "attention_bias": False, "head_dim": draft.head, "hidden_act": "silu", "hidden_size": draft.hidden,
+        "intermediate_size": draft.inner, "max_position_embeddings": 4096, "mlp_bias": False, "model_type": "llama",
+        "num_attention_heads": draft.heads, "num_hidden_layers": 1, "num_key_value_heads": draft.kv_heads,
+        "rms_norm_eps": 1e-6, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+        "vocab_size": draft.vocabulary,
+    }  # fmt: skip
+
+
+def timed(action: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    action()
+    return time.perf_counter() - started
+
+
+def bare_copy(source: Path, target: Path, *, sync: bool = False) -> None:
+    """copy_file_range from end to end, and nothing else."""
+    with source.open("rb") as reader, target.open("xb") as writer:
+        while os.copy_file_range(reader.fileno(), writer.fileno(), GIB_STEP):
+            pass
+        if sync:
+            os.fsync(writer.fileno())
+
+
+# What people do today: everything through memory. The imports are not counted.
+LOAD_RENAME_SAVE = """
+import resource, sys, time
+from safetensors.torch import load_file, save_file
+started = time.perf_counter()
+tensors = load_file(sys.argv[1])
+save_file({n.replace("layers.0.", "midlayer."): t for n, t in tensors.items()}, sys.argv[2], {"format": "pt"})
+print(time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+# SpecForge's own exporter on its own checkpoint format (made here beforehand). The imports are not counted.
+SPECFORGE = """
+import resource, sys, time
+from pathlib import Path
+import torch
+from safetensors.torch import load_file
+from specforge.export.to_sglang import export_to_sglang
+from specforge.modeling.auto import AutoDraftModel
+state, out = Path(sys.argv[2] + ".pt"), sys.argv[2]
+tensors = {n.replace("layers.0.", "midlayer."): t for n, t in load_file(sys.argv[1]).items() if "embed" not in n}
+torch.save({"strategy": "eagle3", "draft_state_dict": tensors}, state)
+del tensors
+started = time.perf_counter()
+export_to_sglang(str(state), sys.argv[3], out)
+print(time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+state.unlink()
+"""
+
+
+def in_child(way: list[Way], program: str, *arguments: str | Path, path: Path | None = None) -> float:
+    """Runs a program that prints its seconds and its peak memory in kB; notes the latter."""
+    environment = {**os.environ, **({"PYTHONPATH": str(path)} if path else {})}
+    answer = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program, *map(str, arguments)],
+        capture_output=True, text=True, env=environment,
+    )  # fmt: skip
+    if answer.returncode:
+        raise SystemExit(f"A way to compare with failed:\n{answer.stderr[-2000:]}")
+    seconds, kilobytes = answer.stdout.split()[-2:]
+    way[0].note = f"peak memory {int(kilobytes) / 1e6:.2f} GB"
+    return float(seconds)
+
+
+def convert_from_shell(checkpoint: Path, target: Path, way: list[Way]) -> float:
+    """`eagle3-export convert` as a user runs it: start-up, export, exit."""
+    started = time.perf_counter()
+    command = Path(sys.executable).with_name("eagle3-export")
+    process = subprocess.Popen([command, "convert", checkpoint, target], stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit("eagle3-export convert failed")
+    way[0].note = f"peak memory {usage.ru_maxrss / 1e3:.0f} MB"
+    return time.perf_counter() - started
+
+
+def ways(checkpoint: Path, draft: Draft, specforge: Path | None) -> dict[str, list[Way]]:
+    """The ways to compare, by table."""
+    source = checkpoint / "model.safetensors"
+    file = read_safetensors(source)
+    tensors = [(n.replace("layers.0.", "midlayer."), TensorSource(file, e)) for n, e in file.tensors.items()]
+    config = ExportConfig()
+    buffer = bytearray(1 << 20)
+
+    def read_once(_: Path) -> None:
+        with source.open("rb", buffering=0) as reader:
+            while reader.readinto(buffer):
+                pass
+
+    def prepare(target: Path) -> None:
+        prepare_export(checkpoint, target, config).close()
+
+    def child(name: str, program: str, *arguments: str | Path, path: Path | None = None) -> Way:
+        slot: list[Way] = []
+        slot.append(Way(name, lambda target: in_child(slot, program, source, target, *arguments, path=path)))
+        return slot[0]
+
+    shell: list[Way] = []
+    shell.append(
+        Way("eagle3-export convert (from the shell)", lambda t: convert_from_shell(checkpoint, t, shell))
+    )
+    written = [
+        Way("eagle3-export: weights", lambda t: timed(lambda: write_safetensors(t, tensors))),
+        Way("bare copy_file_range", lambda t: timed(lambda: bare_copy(source, t))),
+        Way("cp", lambda t: timed(lambda: subprocess.run(["cp", "--reflink=never", source, t], check=True))),
+        child("load, rename, save (safetensors.torch)", LOAD_RENAME_SAVE),
+    ]
+    if specforge is not None:
+        specforge_config = checkpoint.parent / "specforge.json"
+        specforge_config.write_text(
+            json.dumps(
+                {
+                    **decoder_config(draft), "architectures": ["LlamaForCausalLMEagle3"], "torch_dtype": "bfloat16",
+                    "draft_vocab_size": draft.draft_vocabulary, "target_hidden_size": draft.hidden,
+                    "tie_word_embeddings": False, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+                }
+            )
+        )  # fmt: skip
+        written.append(
+            child("SpecForge's exporter (no embedding)", SPECFORGE, specforge_config, path=specforge)
+        )
+    return {
+        "written": written,
+        "on disk": [
+            Way(
+                "eagle3-export: whole export",
+                lambda t: timed(lambda: export_checkpoint(checkpoint, t, config)),
+            ),
+            Way("bare copy_file_range + fsync", lambda t: timed(lambda: bare_copy(source, t, sync=True))),
+            shell[0],
+        ],
+        "parts": [
+            Way("scan for NaN and infinity", lambda t: timed(lambda: non_finite_tensors(tensors))),
+            Way("reading the file once", lambda t: timed(lambda: read_once(t))),
+            Way("what a save waits for (prepare)", lambda t: timed(lambda: prepare(t))),
+        ],
+    }
+
+
+def measure(directory: Path, size: str, rounds: int, specforge: Path | None) -> dict[str, object]:
+    """All tables for one size in one directory."""
+    work = Path(tempfile.mkdtemp(prefix="bench-", dir=directory))
+    try:
+        draft = DRAFTS[size]
+        checkpoint = write_checkpoint(work / "checkpoint", draft)
+        nbytes = (checkpoint / "model.safetensors").stat().st_size
+        first = read_safetensors(checkpoint / "model.safetensors")
+        trial = [(n, TensorSource(first, e)) for n, e in first.tensors.items()]
+        method = write_safetensors(work / "trial", trial).method
+        (work / "trial").unlink()
+        tables = ways(checkpoint, draft, specforge)
+        for number in range(rounds):
+            for table in tables.values():
+                for way in table:
+                    target = work / "target"
+                    os.sync()
+                    way.seconds.append(way.act(target))
+                    shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
+                    print(f"  round {number + 1}: {way.name}: {way.seconds[-1]:.4f} s", file=sys.stderr)
+    finally:
+        shutil.rmtree(work)
+    return {
+        "size": size,
+        "bytes": nbytes,
+        "method": method,
+        "tables": {
+            name: [
+                {"way": way.name, "best_seconds": way.best, "seconds": way.seconds, "note": way.note}
+                for way in table
+            ]
+            for name, table in tables.items()
+        },
+    }
+
+
+@contextmanager
+def loop_filesystem(kind: str, directory: Path, gigabytes: float) -> Iterator[Path]:
+    """A new filesystem in a sparse file; needs root."""
+    with tempfile.TemporaryDirectory(dir=directory) as place:
+        image, target = Path(place, "image"), Path(place, kind)
+        target.mkdir()
+        with image.open("wb") as file:
+            file.truncate(int(gigabytes * 1e9))
+        subprocess.run([f"/sbin/mkfs.{kind}", "-q", image], check=True)
+        subprocess.run(["mount", "-o", "loop", image, target], check=True)
+        try:
+            yield target
+        finally:
+            subprocess.run(["umount", target], check=True)
+
+
+def show(results: list[dict[str, object]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(width=140)
+    for result in results:
+        title = f"{result['bytes'] / 1e9:.2f} GB on {result['filesystem']} ({result['method']})"  # type: ignore[operator]
+        table = Table("", "best of rounds", "GB/s", "relative to the first", "", title=title)
+        for name, rows in result["tables"].items():  # type: ignore[attr-defined]
+            table.add_section()
+            for row in rows:
+                seconds, first = row["best_seconds"], rows[0]["best_seconds"]
+                time_text = f"{seconds * 1e3:.2f} ms" if seconds < 0.1 else f"{seconds:.3f} s"
+                rate = f"{result['bytes'] / seconds / 1e9:.1f}"  # type: ignore[operator]
+                table.add_row(
+                    f"{row['way']} [{name}]".replace("[", "\\["),
+                    time_text,
+                    rate,
+                    f"{seconds / first:.2f}",
+                    row["note"],
+                )
+        console.print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--sizes", nargs="+", choices=sorted(DRAFTS), default=["0.1", "2"], help="GB")
+    parser.add_argument(
+        "--filesystems", nargs="+", choices=["here", "ext4", "xfs", "btrfs"], default=["here"]
+    )
+    parser.add_argument(
+        "--directory", type=Path, default=Path(), help="where to work; needs three times the size"
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--specforge", type=Path, help="directory with the package specforge 0.2.0")
+    parser.add_argument("--json", action="store_true", help="print the measurements as JSON")
+    arguments = parser.parse_args()
+    results: list[dict[str, object]] = []
+    for filesystem in arguments.filesystems:
+        for size in arguments.sizes:
+            print(f"{filesystem}, {size} GB", file=sys.stderr)
+            if filesystem == "here":
+                result = measure(arguments.directory, size, arguments.rounds, arguments.specforge)
+            else:
+                with loop_filesystem(filesystem, arguments.directory, 3.5 * float(size) + 2) as place:
+                    result = measure(place, size, arguments.rounds, arguments.specforge)
+            results.append({"filesystem": filesystem, **result})
+    machine = {"kernel": platform.release(), "cpus": os.cpu_count(), "python": platform.python_version()}
+    if arguments.json:
+        print(json.dumps({"machine": machine, "results": results}, indent=2))
+    else:
+        show(results)
+
+
+if __name__ == "__main__":
+    main()
