@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eagle3_export.config import ExportConfig
+from eagle3_export.coverage import run_coverage
 from eagle3_export.errors import CheckpointError, Eagle3ExportError, IncompatibleDraftError, UsageError
 from eagle3_export.export import ValidationMetrics
 from eagle3_export.interrupts import deferred_interrupts
@@ -144,6 +145,8 @@ class SGLangExportCallback:
         exports = RunExports(self._config, save_path, self._config.resolve_output_dir(save_path))
         try:
             findings, exports.verifier = check_before_training(trainer.model, self._config)
+            offsets = getattr(trainer.model, "d2t", None)
+            exports.coverage = run_coverage(save_path, None if offsets is None else offsets.tolist())
             obstacles = [finding for finding in findings if finding.level == "incompatible"]
             for finding in findings:
                 if finding not in obstacles:

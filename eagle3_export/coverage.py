@@ -8,6 +8,7 @@ and only those that make up a dict of integers are accepted, so that nothing in 
 
 from __future__ import annotations
 
+import logging
 import pickletools
 import zipfile
 from collections.abc import Iterable, Mapping
@@ -18,6 +19,9 @@ from eagle3_export.acceptance import Coverage
 from eagle3_export.errors import CheckpointError
 
 MAX_PICKLE_BYTES = 64 << 20  # a million ids take about 12 MB
+MAX_RUN_YAML_BYTES = 1 << 20
+
+logger = logging.getLogger(__name__)
 
 _IGNORED_OPCODES = {"PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT", "STOP"}
 _INTEGER_OPCODES = {"BININT", "BININT1", "BININT2", "LONG1"}
@@ -102,3 +106,52 @@ def draft_vocabulary_coverage(
         raise CheckpointError(f"{source} counts no tokens.", remedy="Prepare the training data again.")
     covered = sum(frequencies.get(token, 0) for token in set(target_ids))
     return Coverage(tokens=tokens, covered=covered, ratio=covered / tokens, source=source)
+
+
+def run_coverage(save_path: str | Path, draft_to_target: Iterable[int] | None) -> Coverage | None:
+    """Coverage over the training data of the run that saves to ``save_path``.
+
+    Where the token frequencies lie is read from the ``run.yaml`` that speculators writes there; a relative path
+    counts from the current directory, as it did for the trainer.
+
+    Args:
+        save_path: the trainer's.
+        draft_to_target: d2t, the offset of every draft id; None where the draft vocabulary is the full one.
+
+    Returns:
+        None where the run has no readable frequencies; the log says why.
+    """
+    try:
+        path = frequencies_file(save_path)
+        if path is None:
+            return None
+        frequencies = read_token_frequencies(path)
+        targets = (
+            frequencies if draft_to_target is None else (i + int(d) for i, d in enumerate(draft_to_target))
+        )
+        return draft_vocabulary_coverage(frequencies, targets, source=path.name)
+    except CheckpointError as error:
+        logger.info("The coverage of the draft vocabulary stays unknown: %s", error)
+        return None
+
+
+def frequencies_file(save_path: str | Path) -> Path | None:
+    """``token_freq.pt`` of a run: ``token_freq_path`` of its run.yaml, else the one below its ``data_path``."""
+    written = Path(save_path) / "run.yaml"
+    if not written.is_file():
+        return None
+    import yaml
+
+    try:
+        with written.open("rb") as stream:
+            stages = yaml.safe_load(stream.read(MAX_RUN_YAML_BYTES))["train"].values()
+    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    settings: dict[str, object] = {}
+    for stage in stages:
+        settings |= stage if isinstance(stage, dict) else {}
+    named, data = settings.get("token_freq_path"), settings.get("data_path")
+    if isinstance(named, str):
+        return Path(named)
+    below = Path(data) / "token_freq.pt" if isinstance(data, str) else None
+    return below if below is not None and below.is_file() else None

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from eagle3_export.checkpoint import Checkpoint, read_checkpoint
 from eagle3_export.compatibility import Finding, ServingPlan, plan_serving
 from eagle3_export.config import ExportConfig
+from eagle3_export.coverage import run_coverage
 from eagle3_export.errors import CheckpointError, IncompatibleDraftError, StorageError
 from eagle3_export.sglang.target import ServingTarget
 from eagle3_export.source_state import SavePoint, save_point, validation_metrics
@@ -28,6 +29,7 @@ from eagle3_export.storage.safetensors_file import TensorSource
 from eagle3_export.storage.sources import PinnedSources, open_sources
 from eagle3_export.storage.transfer import write_and_scan
 from eagle3_export.verifier import Verifier, read_verifier
+from eagle3_export.vocabulary import vocabulary_offsets
 
 if TYPE_CHECKING:
     from eagle3_export.acceptance import Coverage
@@ -190,7 +192,7 @@ def prepare_export(
         verifier: the target model's facts; None looks them up where the checkpoint points to.
         moment: which save this is; None reads it from the checkpoint.
         metrics: its own validation's metrics; None reads them from the checkpoint.
-        coverage: of the draft vocabulary over the run's text, where known.
+        coverage: of the draft vocabulary over the run's text; None without a moment looks for the run's own.
 
     Raises:
         CheckpointError: the checkpoint is missing, malformed or contradicts itself.
@@ -207,6 +209,8 @@ def prepare_export(
     obstacles = [finding for finding in plan.findings if finding.level == "incompatible"]
     if obstacles:
         raise IncompatibleDraftError(obstacles)
+    if coverage is None and moment is None:
+        coverage = run_coverage(checkpoint.directory.parent, vocabulary_offsets(checkpoint.tensors))
     tensors = [(new, checkpoint.tensors[old]) for old, new in plan.names.items()]
     return PreparedExport(
         checkpoint=checkpoint,

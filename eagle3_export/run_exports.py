@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from eagle3_export.acceptance import Coverage
 from eagle3_export.background import BackgroundQueue
 from eagle3_export.checkpoint import find_checkpoints, read_checkpoint
 from eagle3_export.config import ExportConfig
@@ -54,6 +55,7 @@ class RunExports:
         failure: the first failure, None while there is none.
         refused: every export will be refused, and the user chose to train nevertheless: refusals are no failures.
         verifier: the target model's facts; None looks them up at each export.
+        coverage: of the draft vocabulary over the run's text, None where unknown.
     """
 
     def __init__(self, config: ExportConfig, save_path: Path, output_dir: Path) -> None:
@@ -70,6 +72,7 @@ class RunExports:
         self.failure: Eagle3ExportError | None = None
         self.refused = False
         self.verifier: Verifier | None = None
+        self.coverage: Coverage | None = None
 
     def export(self, save: Save, metrics: ValidationMetrics | None = None) -> None:
         """Check the checkpoint and hold its files open now; copy and publish it in the background.
@@ -89,6 +92,7 @@ class RunExports:
                 self._output_dir / save.name,
                 self._config,
                 verifier=self.verifier,
+                coverage=self.coverage,
                 moment=save.moment,
                 metrics=metrics,
             )

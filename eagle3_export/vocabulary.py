@@ -57,6 +57,11 @@ def check_vocabulary(draft: Draft, tensors: Mapping[str, TensorSource], where: s
         raise _broken(where, "i + d2t[i] names other tokens than those set in t2d")
 
 
+def vocabulary_offsets(tensors: Mapping[str, TensorSource]) -> np.ndarray | None:
+    """d2t of a checked checkpoint; None for a full vocabulary, which has none."""
+    return _read(tensors["d2t"]) if "d2t" in tensors else None
+
+
 def _check_form(name: str, source: TensorSource, length: int, dtypes: tuple[str, ...], where: str) -> None:
     entry = source.entry
     if entry.shape != (length,) or entry.dtype not in dtypes:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from eagle3_export.acceptance import Coverage
-from eagle3_export.coverage import draft_vocabulary_coverage, read_token_frequencies
+from eagle3_export.coverage import draft_vocabulary_coverage, read_token_frequencies, run_coverage
 from eagle3_export.errors import CheckpointError, ExportInvalidError
 from eagle3_export.metadata import (
     ExportMetadata,
@@ -336,3 +336,44 @@ class TestCoverage:
         expected = torch.load(tmp_path / "token_freq.pt", weights_only=True)
         assert read_token_frequencies(tmp_path / "token_freq.pt") == expected
         assert expected[9] == 2
+
+
+class TestRunCoverage:
+    # the draft says 0 and 2 of the tokens 0, 1, 2, counted 90, 9 and 1 times
+    OFFSETS = (0, 1)
+
+    def run(self, directory, run_yaml, *, frequencies=True):
+        save_path, data = directory / "checkpoints", directory / "data"
+        save_path.mkdir()
+        data.mkdir()
+        if run_yaml is not None:
+            (save_path / "run.yaml").write_text(run_yaml.replace("DATA", str(data)))
+        if frequencies:
+            torch_file(data / "token_freq.pt", pickle.dumps({0: 90, 1: 9, 2: 1}, 2))
+        return run_coverage(save_path, self.OFFSETS)
+
+    @pytest.mark.parametrize(
+        "run_yaml",
+        [
+            "train:\n  data:\n    data_path: DATA\n",
+            "train:\n  draft:\n    token_freq_path: DATA/token_freq.pt\n  data:\n    data_path: elsewhere\n",
+        ],
+    )
+    def test_the_frequencies_are_found_through_the_runs_own_record(self, tmp_path, run_yaml):
+        assert self.run(tmp_path, run_yaml).ratio == 0.91
+
+    def test_a_full_vocabulary_covers_everything(self, tmp_path):
+        self.run(tmp_path, "train:\n  data:\n    data_path: DATA\n")
+        assert run_coverage(tmp_path / "checkpoints", None).ratio == 1.0
+
+    @pytest.mark.parametrize(
+        "run_yaml", [None, "", "train: 3", "train:\n  data: 3", "{", "train:\n  data: {}\n"]
+    )
+    def test_without_a_usable_record_it_is_unknown(self, tmp_path, run_yaml):
+        assert self.run(tmp_path, run_yaml) is None
+
+    def test_without_or_with_broken_frequencies_it_is_unknown(self, tmp_path):
+        record = "train:\n  data:\n    data_path: DATA\n"
+        assert self.run(tmp_path, record, frequencies=False) is None
+        (tmp_path / "data" / "token_freq.pt").write_bytes(b"broken")
+        assert run_coverage(tmp_path / "checkpoints", self.OFFSETS) is None
