@@ -35,6 +35,7 @@ class NumericReport:
         served_class: the class that SGLang's registry resolved, with its module; None where none was built.
         per_step: largest relative difference of the logits per draft step, `max|a - b| / max|a|` over each
             position's logits, worst position; step 0 is the first drafted token. Empty where nothing ran.
+        logits_digest: SHA-256 over all of SGLang's logits; equal means equal to the bit.
         problem: why it could not be compared, or None.
         versions: of the packages that computed.
     """
@@ -43,6 +44,7 @@ class NumericReport:
     source: str
     served_class: str | None = None
     per_step: list[float] = field(default_factory=list)
+    logits_digest: str | None = None
     problem: str | None = None
     versions: dict[str, str] = field(default_factory=dict)
 

@@ -7,12 +7,14 @@ attention in place of its kernels, which honours `sliding_window_size` as SGLang
 
 from __future__ import annotations
 
+import hashlib
 import json
 import socket
 import sys
 import traceback
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -46,15 +48,20 @@ def compare_case(
     served = load_served(Path(export), trained.embed_tokens.weight, draft_window)
     inputs = random_inputs(trained, context + steps)
     reference = trained_logits(trained, *inputs, steps)
-    worst = [0.0] * steps
+    worst, digest = [0.0] * steps, hashlib.sha256()
     for length in sorted({2, context // 2 + 1, context}):
         logits = served_logits(served, *inputs, length, steps)
         for step in range(steps):
+            digest.update(logits[step].contiguous().numpy().tobytes())
             # the prefill answers for every position, each decode step for the last one
             rows = slice(0, length) if step == 0 else slice(length - 1, length)
             worst[step] = max(worst[step], relative_difference(reference[step][rows], logits[step]))
     served_class = type(served)
-    return {"served_class": f"{served_class.__module__}.{served_class.__name__}", "per_step": worst}
+    return {
+        "served_class": f"{served_class.__module__}.{served_class.__name__}",
+        "per_step": worst,
+        "logits_digest": digest.hexdigest(),
+    }
 
 
 def relative_difference(expected: torch.Tensor, actual: torch.Tensor) -> float:
@@ -153,8 +160,31 @@ def keep_last_keys(mask: torch.Tensor, window: int | None) -> torch.Tensor:
 # --- the serving side: SGLang --------------------------------------------------------------------------
 
 
+class NoKernels(ModuleType):
+    """Stands in for SGLang's compiled package `sgl_kernel`: names import, and raise when called.
+
+    SGLang's layers fall back to plain PyTorch on a CPU without its kernels; a CUDA build of the package would not
+    even import there.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__spec__ = ModuleSpec(name, loader=None)
+        self.__path__: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def kernel(*_: Any, **__: Any) -> None:
+            raise RuntimeError(f"the numeric check runs without SGLang's compiled kernel {name}")
+
+        return kernel
+
+
 def start_sglang(*, plugin: bool) -> None:
     """SGLang's configuration and process groups for one CPU process (0.5.23), with or without our plugin."""
+    sys.modules["sgl_kernel"] = NoKernels("sgl_kernel")
     if plugin:
         from eagle3_export.serving.plugin import activate
 
