@@ -145,7 +145,7 @@ class SGLangExportCallback:
         exports = RunExports(self._config, save_path, self._config.resolve_output_dir(save_path))
         try:
             findings, exports.verifier = check_before_training(trainer.model, self._config)
-            offsets = getattr(trainer.model, "d2t", None)
+            offsets = getattr(getattr(trainer.model, "module", trainer.model), "d2t", None)
             exports.coverage = run_coverage(save_path, None if offsets is None else offsets.tolist())
             obstacles = [finding for finding in findings if finding.level == "incompatible"]
             for finding in findings:

@@ -111,14 +111,13 @@ class CommonStop:
         Raises:
             Eagle3ExportError: one did.
         """
-        text = ""
         if self._board is None or self._board.rank == 0:
-            text = str(self._failure() or "")
+            failure = self._failure()
             if self._board is not None:
-                self._board.write("end", text, await_readers=True)
-        elif others_wait:
-            text = self._board.await_text("end")
-        if text:
+                self._board.write("end", str(failure or ""), await_readers=True)
+            if failure is not None:
+                raise failure
+        elif others_wait and (text := self._board.await_text("end")):
             raise Eagle3ExportError(text)
 
     def _post(self) -> tuple[int, str] | None:

@@ -38,8 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         complete_launch_environment()
         theirs, ours = split_arguments(given)
-        block = {**(read_export_block(path) or {}), **ours} if (path := config_path(theirs)) else ours
-        config = parse_export_block(block)
+        path = config_path(theirs)
+        written = read_export_block(path) if path is not None else None
+        block = {**written, **ours} if isinstance(written, dict) else written or ours
+        config = parse_export_block(block, origin=path or "command line")
         if "-h" in theirs or "--help" in theirs:
             print(_help())
         return _train(config, block, given, theirs)

@@ -71,3 +71,13 @@ def accuracies(validation: dict[str, float]) -> list[float]:
 
 def exported_accuracies(export: Path) -> list[float]:
     return [step["full_acc"] for step in metadata(export)["acceptance"]["steps"]]
+
+
+def expected_coverage(data: Path, checkpoint: Path) -> float:
+    """Share of the training data's tokens that the draft vocabulary can say."""
+    import torch
+    from safetensors.torch import load_file
+
+    counts = torch.load(data / "token_freq.pt", weights_only=True)
+    offsets = load_file(checkpoint / "model.safetensors")["d2t"].tolist()
+    return sum(counts[i + offset] for i, offset in enumerate(offsets)) / sum(counts.values())

@@ -12,6 +12,7 @@ import pytest
 from tests.training.checks import (
     accuracies,
     checkpoints,
+    expected_coverage,
     exported_accuracies,
     exports,
     metadata,
@@ -71,6 +72,8 @@ def test_one_export_per_save_and_nobody_waits(
         validation = json.loads((save_path / epoch / "val_metrics.json").read_text())
         assert exported_accuracies(output / epoch) == accuracies(validation)
     assert metadata(output / "1")["full_acc_0"] is not None
+    coverage = metadata(output / "1")["acceptance"]["coverage"]["ratio"]
+    assert coverage == expected_coverage(world.data, save_path / "1") < 1
 
 
 def test_a_hanging_filesystem(world: TinyWorld, save_path: Path, tmp_path: Path) -> None:
