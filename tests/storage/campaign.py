@@ -1,16 +1,21 @@
-"""Kills, or fails, a real export at each of its system calls, and looks at what is left after each.
+"""Kills, or fails, a real export at each of its system calls, or cuts the power, and looks at what is left after each.
 
-A program of its own, so that it can wait for any child: ``python -m tests.storage.campaign kill|fail DIRECTORY
-[--share K/N]``. Prints one JSON object.
+A program of its own, so that it can wait for any child: ``python -m tests.storage.campaign kill|fail|cut DIRECTORY
+[--share K/N]``. For ``cut``, DIRECTORY is the mount point of a loop device with ext4 or XFS and nothing else on it.
+Prints one JSON object.
 """
 
 from __future__ import annotations
 
 import argparse
 import errno
+import fcntl
 import json
 import logging
+import os
 import shutil
+import struct
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -27,6 +32,8 @@ from tests.storage.checkpoints import write_checkpoint
 from tests.storage.system_calls import run
 
 CONFIG = ExportConfig(sglang_version="0.5.23", keep_last=2)
+# linux/ext4.h EXT4_IOC_SHUTDOWN, xfs_fs.h XFS_IOC_GOINGDOWN: one number.
+GOING_DOWN, NO_LOG_FLUSH = 0x8004587D, struct.pack("=I", 2)
 FAULTS = (errno.EIO, errno.ENOSPC, errno.EACCES)
 
 
@@ -145,17 +152,53 @@ def fail_everywhere(stage: Stage, share: tuple[int, int]) -> dict[str, Any]:
     }
 
 
+def cut_everywhere(stage: Stage, share: tuple[int, int]) -> dict[str, Any]:
+    """The power fails before a system call: what had not reached the disk is lost."""
+    mount = stage.out.parent
+    device, kind = next(
+        (Path(words[0]), words[2])
+        for words in map(str.split, Path("/proc/mounts").read_text().splitlines())
+        if words[1] == str(mount)
+    )
+    image = Path("/sys/block", device.name, "loop", "backing_file").read_text().strip()
+    stage.reset()
+    total = len(run(stage.action).calls)
+    faults: list[str] = []
+    cuts = 0
+    for index in range(share[0], total, share[1]):
+        stage.reset()
+        subprocess.run(["sync", "-f", mount], check=True)
+        cuts += run(stage.action, kill_before=index).status is None
+        shut_down(mount)
+        subprocess.run(["umount", mount], check=True)
+        subprocess.run(["mount", "-t", kind, "-o", "loop", image, mount], check=True)
+        faults += [f"cut before call {index}: {problem}" for problem in stage.problems()]
+        faults += [f"after a cut before call {index}: {p}" for p in stage.problems_after_recovery()]
+    return {"calls": total, "cuts": cuts, "faults": faults}
+
+
+def shut_down(mount: Path) -> None:
+    """Stops the filesystem as a power cut would: nothing more is written, not even its log (ext4 and XFS)."""
+    descriptor = os.open(mount, os.O_RDONLY)
+    try:
+        fcntl.ioctl(descriptor, GOING_DOWN, NO_LOG_FLUSH)
+    finally:
+        os.close(descriptor)
+
+
+CAMPAIGNS = {"kill": kill_everywhere, "fail": fail_everywhere, "cut": cut_everywhere}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=["kill", "fail"])
+    parser.add_argument("kind", choices=sorted(CAMPAIGNS))
     parser.add_argument("directory", type=Path)
     parser.add_argument("--share", default="0/1", help="only every N-th point, from the K-th on")
     arguments = parser.parse_args()
     first, step = map(int, arguments.share.split("/"))
     logging.disable(logging.CRITICAL)
     stage = Stage(arguments.directory)
-    campaign = kill_everywhere if arguments.kind == "kill" else fail_everywhere
-    json.dump(campaign(stage, (first, step)), sys.stdout)
+    json.dump(CAMPAIGNS[arguments.kind](stage, (first, step)), sys.stdout)
 
 
 if __name__ == "__main__":

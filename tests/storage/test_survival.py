@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.storage import system_calls
+from tests.storage.conftest import mounted
 
 pytestmark = [
     pytest.mark.slow,
@@ -66,3 +67,12 @@ def test_an_error_from_a_system_call_on_files(memory_directories: list[Path]) ->
     assert sum(answer["failures"] for answer in answers) >= 200
     assert [(answer["faults"], answer["errors"]) for answer in answers] == [([], ""), ([], "")]
     assert all(answer["statuses"].get("2", 0) > 30 for answer in answers)
+
+
+@pytest.mark.parametrize("kind", ["ext4", "xfs"])
+def test_a_power_cut_leaves_the_old_export_or_the_new_one(tmp_path: Path, kind: str) -> None:
+    """At every thirtieth system call, on a filesystem that copies and on one that clones."""
+    with mounted(kind, tmp_path, 400) as mount:
+        [answer] = campaign("cut", [mount], 30)
+    assert answer["cuts"] >= 10
+    assert answer["faults"] == []
