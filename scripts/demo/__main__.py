@@ -81,6 +81,7 @@ def serve_exports(console: Console, verifier: Path, exports: Path, num_steps: in
     prompts = held_out_prompts(verifier, NUM_PROMPTS, PROMPT_LENGTH, DEMO)
 
     def measure(export: Path) -> Served:
+        console.print(f"epoch {export.name}: SGLang starts")
         options = engine_options(read_metadata(export).sglang.launch_arguments)
         result = serve.generate(
             verifier, export, num_steps, prompts, max_new_tokens=NEW_TOKENS, options=options, timeout=900
