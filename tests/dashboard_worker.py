@@ -1,6 +1,6 @@
 """Run by test_dashboards.py in a process of its own: logging set-up and the backends' runs are process-wide.
 
-Usage: python -m tests.dashboard_worker OUTPUT_DIRECTORY
+Usage: python -m tests.dashboard_worker DIRECTORY. Trains there with the real trainer and every logger it has.
 """
 
 from __future__ import annotations
@@ -9,36 +9,33 @@ import logging
 import sys
 from pathlib import Path
 
-from eagle3_export.dashboards import METRIC_LOGGER, log_export, log_failure, log_to_accelerator
-from tests.test_metadata import export
+from eagle3_export.dashboards import METRIC_LOGGER, log_to_accelerator
+from eagle3_export.metadata import read_metadata
+from tests.training.recorder import train
+from tests.training.tiny_world import make_world
 
-FIRST = {"full_acc_0_epoch": 0.8, "full_acc_1_epoch": 0.6, "full_acc_2_epoch": 0.4}
-SECOND = {"full_acc_0_epoch": 0.85, "full_acc_1_epoch": 0.7, "full_acc_2_epoch": 0.5}
+LOGGERS = "tensorboard,wandb,trackio,mlflow"
 
 
-def main(output: Path) -> None:
-    from speculators.train.logger import setup_metric_logger
-
-    setup_metric_logger(["tensorboard", "wandb", "trackio", "mlflow"], "demo", str(output / "logs"))
-    metrics = logging.getLogger(METRIC_LOGGER)
-    metrics.info({"train": {"loss": 1.0}}, extra={"step": 99})
-    log_export(export("0", step=100), output / "0")
-    log_export(export("0", step=100, metrics=FIRST), output / "0")
-    metrics.info({"train": {"loss": 0.5}}, extra={"step": 220})
-    log_export(export("1", epoch=1, step=200, metrics=SECOND), output / "1", step=220)
-    log_failure("The disk is full.", step=300)
-    for handler in metrics.handlers:
+def main(directory: Path) -> None:
+    world = make_world(directory / "world")
+    status, records = train(
+        world, directory / "run", ["--logger", LOGGERS, "--run-name", "demo"], log_dir=str(directory / "logs")
+    )
+    if status != 0:
+        raise SystemExit("\n".join(records.messages))
+    for handler in logging.getLogger(METRIC_LOGGER).handlers:
         handler.flush()
         handler.close()
-    _accelerate(output)
+    _accelerate(directory)
 
 
-def _accelerate(output: Path) -> None:
+def _accelerate(directory: Path) -> None:
     from accelerate import Accelerator
 
-    accelerator = Accelerator(cpu=True, log_with="tensorboard", project_dir=str(output / "accelerate"))
+    accelerator = Accelerator(cpu=True, log_with="tensorboard", project_dir=str(directory / "accelerate"))
     accelerator.init_trackers("drafts")
-    log_to_accelerator(accelerator, export("0", step=100, metrics=FIRST))
+    log_to_accelerator(accelerator, read_metadata(directory / "run-sglang" / "0"))
     accelerator.end_training()
 
 
