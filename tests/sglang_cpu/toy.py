@@ -1,5 +1,6 @@
 """A toy verifier and toy drafts for the serving tests: real transformers and speculators classes, small.
 
+The heavy imports are inside the functions, so that collecting tests stays fast.
 Both are trained for a few seconds on a simple language, so that a draft that is served as trained is accepted
 nearly always and one that is not shows it.
 """
@@ -8,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 VOCAB = 128
 HIDDEN = 64
@@ -21,6 +23,8 @@ AUX_LAYER_IDS = (2, 4, 5)
 
 def sentences(count: int, length: int, seed: int = 0) -> torch.Tensor:
     """Token ids [count, length], the next one mostly a function of the last, sometimes of the last two."""
+    import torch
+
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(0, VOCAB, (count, 2), generator=generator)
     for _ in range(length - 2):
@@ -32,6 +36,7 @@ def sentences(count: int, length: int, seed: int = 0) -> torch.Tensor:
 
 def make_verifier(folder: Path, *, steps: int = 80, seed: int = 0) -> Path:
     """Train a toy Llama verifier and save it in float32."""
+    import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
@@ -71,6 +76,7 @@ def prompts(count: int = 4, length: int = 12) -> list[list[int]]:
 
 def greedy(verifier: Path, prompt: Sequence[int], new_tokens: int) -> list[int]:
     """Greedy continuation by transformers, without a cache: the reference for SGLang's."""
+    import torch
     from transformers import LlamaForCausalLM
 
     model = LlamaForCausalLM.from_pretrained(verifier, dtype=torch.float32).eval()
@@ -192,10 +198,14 @@ def random_draft(folder: Path, *, seed: int = 0, **choices: Any) -> Path:
     Args:
         choices: of `build_draft`.
     """
+    import torch
+
     torch.manual_seed(seed)
     model = build_draft(**choices)
     for name, parameter in model.named_parameters():
-        torch.nn.init.normal_(parameter, mean=1.0 if "norm" in name else 0.0, std=0.3)
+        # larger matrices would amplify float32's rounding from layer to layer and from step to step
+        std = 0.3 if parameter.dim() == 1 else HIDDEN**-0.5
+        torch.nn.init.normal_(parameter, mean=1.0 if "norm" in name else 0.0, std=std)
     _choose_vocabulary(model, torch.randperm(VOCAB)[: model.draft_vocab_size].sort().values)
     model.save_pretrained(folder)
     return folder
@@ -207,6 +217,7 @@ def trained_draft(folder: Path, verifier: Path, *, steps: int = 60, seed: int = 
     Args:
         choices: of `build_draft`.
     """
+    import torch
     from speculators.losses import resolve_loss_config
     from transformers import LlamaForCausalLM
 
@@ -233,6 +244,8 @@ def training_batch(
     target: Any, tokens: torch.Tensor, aux_layer_ids: Sequence[int]
 ) -> dict[str, torch.Tensor]:
     """One packed batch as speculators' data pipeline shapes it: (token j + 1, aux states j, last state j + 1)."""
+    import torch
+
     with torch.no_grad():
         captured: list[torch.Tensor] = []
         hook = target.model.norm.register_forward_pre_hook(lambda _module, inputs: captured.append(inputs[0]))
@@ -251,6 +264,8 @@ def training_batch(
 
 
 def _choose_vocabulary(model: Any, chosen: torch.Tensor) -> None:
+    import torch
+
     if model.d2t is None:
         return
     model.d2t.copy_(chosen - torch.arange(len(chosen)))

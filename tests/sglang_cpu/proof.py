@@ -1,0 +1,31 @@
+"""What the tests of the numeric proof and of the engine share."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from eagle3_export import numeric
+from eagle3_export.export import ExportResult
+
+WINDOW_FLAG = "--speculative-draft-window-size"
+
+needs_sglang = pytest.mark.skipif(
+    any(importlib.util.find_spec(package) is None for package in ("sglang", "speculators")),
+    reason="needs sglang and speculators",
+)
+
+
+def window_flag(result: ExportResult) -> int | None:
+    """The window that the export's launch arguments give to the server."""
+    arguments = result.metadata.sglang.launch_arguments
+    return int(arguments[arguments.index(WINDOW_FLAG) + 1]) if WINDOW_FLAG in arguments else None
+
+
+def assert_exact(report: numeric.NumericReport | None, case: object) -> None:
+    """Four draft steps were compared and none differs."""
+    assert report is not None
+    assert report.problem is None, f"{case}: {report.problem}"
+    assert len(report.per_step) == 4
+    assert report.ok, f"{case}: {report.per_step}"
