@@ -138,7 +138,9 @@ class SGLangExportCallback:
             raise
         finally:
             if self._board is not None:
-                self._board.write("start", verdict, await_readers=bool(verdict))
+                self._board.write("start", verdict)
+                if verdict:
+                    self._board.await_readers("start")
 
     def _prepare(self, trainer: Any) -> RunExports:
         save_path = Path(trainer.checkpointer.path)

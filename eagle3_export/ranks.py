@@ -33,38 +33,43 @@ class RankZeroBoard:
         self._store: Any = dist.distributed_c10d._get_default_store()
         self._prefix = f"eagle3_export/{next(_boards)}/"
 
-    def write(self, topic: str, text: str, *, await_readers: bool = False) -> None:
-        """Post a text. Only rank 0 calls this.
-
-        Args:
-            await_readers: give the others up to five seconds to read it, because this process may be what serves
-                the store and is about to end.
-        """
+    def write(self, topic: str, text: str) -> None:
+        """Post a text. Only rank 0 calls this. Returns at once."""
         self._store.set(self._prefix + topic, text)
-        deadline = time.monotonic() + (_READERS_WAIT_SECONDS if await_readers else 0)
-        while time.monotonic() < deadline and self._readers(topic) < self._others:
+
+    def await_readers(self, topic: str) -> None:
+        """Give the others up to five seconds to read it: this process may serve the store and be about to end."""
+        deadline = time.monotonic() + _READERS_WAIT_SECONDS
+        while time.monotonic() < deadline and self._readers(topic, 0) < self._others:
             time.sleep(_POLL_SECONDS)
 
     def read(self, topic: str) -> str | None:
-        """The text under that topic, None if there is none yet. Never waits."""
-        key = self._prefix + topic
-        return self._store.get(key).decode() if self._store.check([key]) else None
-
-    def await_text(self, topic: str) -> str:
-        """Wait for rank 0's text under that topic, and confirm that it was read.
+        """The text under that topic, None if there is none yet. Never waits. Read it once: that is counted.
 
         Raises:
             Eagle3ExportError: rank 0 is gone.
         """
+        key = self._prefix + topic
         try:
-            while (text := self.read(topic)) is None:
-                time.sleep(_POLL_SECONDS)
+            if not self._store.check([key]):
+                return None
+            text = self._store.get(key).decode()
             self._readers(topic, 1)
         except RuntimeError as error:  # torch.distributed.DistNetworkError and its kin
             raise Eagle3ExportError(f"Rank 0 is gone ({error}).") from error
+        return str(text)
+
+    def await_text(self, topic: str) -> str:
+        """Wait for rank 0's text under that topic.
+
+        Raises:
+            Eagle3ExportError: rank 0 is gone.
+        """
+        while (text := self.read(topic)) is None:
+            time.sleep(_POLL_SECONDS)
         return text
 
-    def _readers(self, topic: str, more: int = 0) -> int:
+    def _readers(self, topic: str, more: int) -> int:
         return int(self._store.add(f"{self._prefix}{topic}/readers", more))
 
 
@@ -100,6 +105,8 @@ class CommonStop:
         if self._last is None:
             self._last = self._post() if self._board.rank == 0 else self._look()
         if self._last is not None and self._point >= self._last[0]:
+            if self._board.rank == 0:
+                self._board.await_readers("stop")
             raise Eagle3ExportError(self._last[1])
 
     def end_together(self, *, others_wait: bool) -> None:
@@ -114,7 +121,8 @@ class CommonStop:
         if self._board is None or self._board.rank == 0:
             failure = self._failure()
             if self._board is not None:
-                self._board.write("end", str(failure or ""), await_readers=True)
+                self._board.write("end", str(failure or ""))
+                self._board.await_readers("end")
             if failure is not None:
                 raise failure
         elif others_wait and (text := self._board.await_text("end")):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -250,10 +249,12 @@ class BoardOfRank:
     def __init__(self, shared: Board, rank: int) -> None:
         self.shared, self.rank = shared, rank
 
-    def write(self, topic: str, text: str, *, await_readers: bool = False) -> None:
+    def write(self, topic: str, text: str) -> None:
         assert self.rank == 0
-        json.dumps(text)
         self.shared[topic] = text
+
+    def await_readers(self, topic: str) -> None:
+        assert self.rank == 0
 
     def read(self, topic: str) -> str | None:
         return self.shared.get(topic)

@@ -89,9 +89,10 @@ def test_a_hanging_filesystem(world: TinyWorld, save_path: Path, tmp_path: Path)
     assert run.output.count("Checkpoints without an export") == 1
 
 
-def test_a_failure_ends_every_rank(world: TinyWorld, save_path: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("epochs", [1, 50], ids=["after-the-last-step", "during-training"])
+def test_a_failure_ends_every_rank(world: TinyWorld, save_path: Path, tmp_path: Path, epochs: int) -> None:
     faults = {"output": str(output_of(save_path)), "kind": "fail", "group_timeout": GROUP_TIMEOUT}
-    arguments = train_arguments(world, save_path, epochs=50)
+    arguments = train_arguments(world, save_path, epochs=epochs)
     run = start_forked(2, [*arguments, "--sglang-export.on-failure=raise"], tmp_path, faults=faults)
     assert run.wait() != 0
     messages = re.findall(r"^eagle3-export train: (Exporting .*)$", run.output, re.MULTILINE)
