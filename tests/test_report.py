@@ -60,17 +60,16 @@ def shown(runs) -> str:
 
 class TestTerminal:
     def test_best_is_marked_and_changes_are_against_the_epoch_before(self, rising):
-        lines = [line for line in shown([read_run(rising)]).splitlines() if "│" in line]
-        cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines]
-        assert cells[0][:6] == ["", "0", "100", "0.7000", "2.400", "-"]
-        assert cells[1][:6] == ["★", "1", "200", "0.8000", "2.800", "+0.400"]
-        assert cells[2][:6] == ["", "2", "300", "-", "-", "-"]
+        cells = [line.split() for line in shown([read_run(rising)]).splitlines()]
+        assert ["0", "100", "0.7000", "2.400", "-", "-"] in cells
+        assert ["★", "1", "200", "0.8000", "2.800", "+0.400", "-"] in cells
+        assert ["2", "300", "-", "-", "-", "-"] in cells
 
     def test_runs_stand_beside_each_other(self, rising, tmp_path):
         other = write_run(tmp_path / "other", (0.5, 0.2, 0.1))
         text = shown(read_runs([rising, other]))
-        assert re.search(r"rising +│ 1 +│ +2\.800", text)
-        assert re.search(r"other +│ 0 +│ +1\.800", text)
+        assert re.search(r"rising +1 +2\.800 +3 +validation", text)
+        assert re.search(r"other +0 +1\.800 +3 +validation", text)
 
     def test_runs_of_one_name_are_told_apart(self, tmp_path):
         runs = read_runs([write_run(tmp_path / name / "sglang", (0.5, 0.2)) for name in ("a", "b")])

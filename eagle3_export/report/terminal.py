@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -30,12 +31,14 @@ def render(runs: Sequence[Run]) -> Group:
 
 
 def _exports(run: Run) -> Table:
-    table = Table(title=f"{run.name} ({run.path})", title_justify="left", title_style="bold")
+    table = Table(title=f"{run.name} ({run.path})", title_justify="left", title_style="bold", box=SIMPLE_HEAD)
     table.add_column("", no_wrap=True)
     table.add_column("export", no_wrap=True)
-    for name in ("step", "full_acc_0", "est. length", "change", "measured", "MB", "s"):
+    for name in ("step", "full_acc_0", "est. length", "change", "measured"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("saved at")
+    kinds = {export.source.kind for export in run.exports} != {"end_of_epoch"}
+    if kinds:
+        table.add_column("saved at")
     for position, export in enumerate(run.exports):
         cells = row(run, position)
         table.add_row(
@@ -46,9 +49,7 @@ def _exports(run: Run) -> Table:
             _estimate(cells),
             _change(cells["change"]),
             _measured(cells),
-            f"{export.weights.bytes / 1e6:.1f}",
-            f"{export.weights.seconds:.2f}",
-            export.source.kind.replace("_", " "),
+            *([export.source.kind.replace("_", " ")] if kinds else []),
             style="bold" if cells["best"] else "",
         )
     return table
@@ -80,19 +81,16 @@ def _measured(cells: dict[str, Any]) -> str:
     return f"{cells['measured_acceptance_length']:.3f} @{cells['measured_num_steps']}"
 
 
-def _answers(run: Run) -> Table:
-    table = Table.grid(padding=(0, 1))
-    for answer in answers(run):
-        table.add_row(
-            Text(answer.question, style="cyan"),
-            Text(answer.answer, style="bold"),
-            Text(answer.detail, style="dim"),
-        )
-    return table
+def _answers(run: Run) -> Text:
+    lines = [
+        Text.assemble((f"{a.question} ", "cyan"), (f"{a.answer}. ", "bold"), (a.detail, "dim"))
+        for a in answers(run)
+    ]
+    return Text("\n").join(lines)
 
 
 def _comparison(runs: Sequence[Run]) -> Table:
-    table = Table(title="Runs", title_justify="left", title_style="bold")
+    table = Table(title="Runs", title_justify="left", title_style="bold", box=SIMPLE_HEAD)
     for name in ("run", "best", "est. length", "draft steps", "source", "measured"):
         table.add_column(name, justify="left" if name in ("run", "best", "source") else "right")
     for run in runs:
