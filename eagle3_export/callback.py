@@ -20,6 +20,7 @@ from eagle3_export.interrupts import deferred_interrupts
 from eagle3_export.ranks import CommonStop, RankZeroBoard
 from eagle3_export.run_exports import RunExports, Save
 from eagle3_export.source_state import INTERRUPTED, INTERRUPTED_RUN, MID_EPOCH, SavePoint
+from eagle3_export.trainer_metrics import RecentTraining, counted_positions
 from eagle3_export.training_check import check_before_training
 
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ class SGLangExportCallback:
         self._stop: CommonStop | None = None
         self._unexported: dict[str, Save] = {}
         self._epoch: int | None = None
+        self._positions: dict[str, int] = {}
+        self._recent = RecentTraining()
         self._last_step = 0
         self._wait_at_end = END_OF_RUN_SECONDS
 
@@ -181,7 +184,10 @@ class SGLangExportCallback:
         self._epoch = arguments["epoch"]
         with _without_harm_to_training():
             self._exports.show_news(self._trainer.global_step)
-        return original()
+        if self._trainer.val_loader is not None:
+            return original()
+        with self._recent.listening():
+            return original()
 
     def _around_save(self, original: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
         """Every save passes here, whoever asked for it; scheduler and training state are written after it."""
@@ -210,15 +216,19 @@ class SGLangExportCallback:
             elif local_step:
                 self._export(name, "mid_epoch", local_step, metrics=ValidationMetrics(None, MID_EPOCH))
             else:
-                reason = NO_VALIDATION if self._trainer.val_loader is None else NOT_YET
-                self._export(name, "end_of_epoch", 0, metrics=ValidationMetrics(None, reason))
+                metrics = ValidationMetrics(None, NOT_YET)
+                if self._trainer.val_loader is None:
+                    metrics = ValidationMetrics(self._recent.average(), NO_VALIDATION, "training")
+                self._export(name, "end_of_epoch", 0, metrics=metrics)
         return result
 
     def _around_val_epoch(self, original: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-        metrics = original()
+        loader = self._trainer.val_loader
+        with counted_positions(0 if loader is None else len(loader)) as self._positions:
+            metrics = original()
         with _without_harm_to_training():
             if metrics:
-                self._validated(str(arguments["epoch"]), metrics)
+                self._validated(str(arguments["epoch"]), {**metrics, **self._positions})
         return metrics
 
     def _validated(self, name: str, metrics: Mapping[str, Any]) -> None:
@@ -231,7 +241,8 @@ class SGLangExportCallback:
     def _around_maybe_update_best(self, original: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
         """With ``--save-best`` the save happens in here, after its validation and before the trainer's sweep."""
         result = original()
-        metrics = ValidationMetrics(arguments["val_metrics"], NOT_YET)
+        validated = arguments["val_metrics"]
+        metrics = ValidationMetrics({**validated, **self._positions} if validated else None, NOT_YET)
         with _without_harm_to_training():
             self._export(str(arguments["epoch"]), "best", 0, metrics=metrics)
         return result

@@ -32,7 +32,7 @@ from eagle3_export.verifier import Verifier, read_verifier
 from eagle3_export.vocabulary import vocabulary_offsets
 
 if TYPE_CHECKING:
-    from eagle3_export.acceptance import Coverage
+    from eagle3_export.acceptance import AccuracySource, Coverage
     from eagle3_export.metadata import ExportMetadata
 
 WEIGHTS_FILE = "model.safetensors"
@@ -60,10 +60,15 @@ class ExportResult:
 
 @dataclass(frozen=True)
 class ValidationMetrics:
-    """The trainer's metrics of exactly this checkpoint, or why there are none."""
+    """The trainer's metrics of exactly this checkpoint, or why there are none.
+
+    Attributes:
+        source: "training" where a run without validation has nothing better.
+    """
 
     values: Mapping[str, Any] | None
     missing_reason: str | None = None
+    source: AccuracySource = "validation"
 
 
 @dataclass
@@ -163,6 +168,7 @@ class PreparedExport:
                 seconds=written.seconds,
             ),
             metrics=self.metrics.values,
+            metrics_source=self.metrics.source,
             metrics_missing_reason=self.metrics.missing_reason,
             num_steps=self.config.num_steps,
             coverage=self.coverage,

@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from eagle3_export.dashboards import METRIC_LOGGER
+
 TRAINER_MODULE = "speculators.train.trainer"
 NORMALIZE = "normalize_counted_metrics"
 RECENT_RECORDS = 50
@@ -53,14 +55,21 @@ def counted_positions(num_batches: int) -> Iterator[dict[str, int]]:
 
 
 class RecentTraining(logging.Handler):
-    """The accuracies of the last training batches that were logged, for runs without validation.
-
-    A handler for the logger ``speculators.metrics``.
-    """
+    """The accuracies of the last training batches that were logged, for runs without validation."""
 
     def __init__(self) -> None:
         super().__init__()
         self._recent: deque[dict[str, float]] = deque(maxlen=RECENT_RECORDS)
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Hear what the trainer logs while the block runs."""
+        metrics = logging.getLogger(METRIC_LOGGER)
+        metrics.addHandler(self)
+        try:
+            yield
+        finally:
+            metrics.removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep the accuracies of a training record; pass over everything else."""
