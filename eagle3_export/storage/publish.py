@@ -13,6 +13,7 @@ import os
 import secrets
 import shutil
 import stat
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -89,7 +90,7 @@ def replace_file(path: Path, content: bytes) -> None:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            aside.replace(path)
+            _rename(aside, path)
             sync_directory(path.parent)
     except BaseException:
         with suppress(OSError):
@@ -117,7 +118,7 @@ def set_pointer(output_dir: Path, name: str, target: str) -> None:
         aside = _aside(output_dir, _POINTER)
         aside.symlink_to(target)
         try:
-            aside.replace(link)
+            _rename(aside, link)
         except BaseException:
             with suppress(OSError):
                 aside.unlink()
@@ -181,7 +182,7 @@ def discard_directory(directory: Path) -> None:
     """Removes a published directory: first its name, so that nobody finds half of it, then its files."""
     aside = _aside(directory.parent, _DISCARDED)
     with os_errors("Removing", directory):
-        directory.rename(aside)
+        _rename(directory, aside)
     _remove_quietly(aside)
 
 
@@ -259,12 +260,37 @@ def _rename_new(staged: Path, final: Path) -> None:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
             staged.rename(final)
     except OSError as error:
-        # A network filesystem may answer a repeated request for a rename that it has already done.
-        if error.errno == errno.ENOENT and _inode(final) == inode:
+        if error.errno == errno.ENOENT and _arrived(final, inode):
             return
         if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR):
             raise _in_the_way(final) from error
         raise
+
+
+def _rename(source: Path, target: Path) -> None:
+    """Renames, replacing `target` as rename(2) does."""
+    inode = source.lstat().st_ino
+    try:
+        source.replace(target)
+    except FileNotFoundError:
+        if not _arrived(target, inode):
+            raise
+
+
+def _arrived(target: Path, inode: int) -> bool:
+    """Whether a rename that answered ENOENT was done after all.
+
+    A network filesystem whose answer got lost repeats the request and finds nothing to rename any more; and it may
+    remember for a moment that there was nothing at `target`.
+    """
+    for pause in (0.0, 0.1, 0.4, 1.0, 2.0):
+        time.sleep(pause)
+        with suppress(OSError):
+            if target.lstat().st_ino == inode:
+                return True
+        if not target.parent.is_dir():
+            break
+    return False
 
 
 def _in_the_way(final: Path) -> StorageError:
@@ -277,18 +303,18 @@ def _in_the_way(final: Path) -> StorageError:
 
 
 def _exchange(staged: Path, final: Path) -> None:
-    if _renameat2(staged, final, _RENAME_EXCHANGE):
+    if _exchanged(staged, final):
         sync_directory(final.parent)
         _remove_quietly(staged)
         return
     aside = _make_aside(final.parent, _REPLACED)
     old = aside / final.name
     try:
-        final.rename(old)
+        _rename(final, old)
         try:
             _rename_new(staged, final)
         except BaseException:
-            old.rename(final)
+            _rename(old, final)
             raise
         sync_directory(final.parent)
         shutil.rmtree(old, ignore_errors=True)
@@ -298,20 +324,23 @@ def _exchange(staged: Path, final: Path) -> None:
         _let_go(aside)
 
 
+def _exchanged(staged: Path, final: Path) -> bool:
+    try:
+        return _renameat2(staged, final, _RENAME_EXCHANGE)
+    except OSError as error:
+        # The answer of a FUSE filesystem that overlooks the flag and tries a plain rename.
+        if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
+            return False
+        raise
+
+
 def _put_back(aside: Path) -> None:
     for old in aside.iterdir():
         home = aside.parent / old.name
         if not os.path.lexists(home):
-            old.rename(home)
+            _rename(old, home)
             logger.warning("%s was put back: the process that was replacing it had died", shown(home))
     sync_directory(aside.parent)
-
-
-def _inode(path: Path) -> int | None:
-    try:
-        return path.lstat().st_ino
-    except OSError:
-        return None
 
 
 def _remove(path: Path) -> None:
@@ -322,10 +351,16 @@ def _remove(path: Path) -> None:
 
 
 def _remove_quietly(path: Path) -> None:
-    try:
-        _remove(path)
-    except OSError as error:
-        logger.warning("%s", storage_error(error, "Removing the replaced", path))
+    # Deleted files that a reader has open stay in an NFS directory under a hidden name until they are closed.
+    for pause in (0.1, 0.5, 0.0):
+        try:
+            _remove(path)
+        except OSError as error:
+            if pause and error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY):
+                time.sleep(pause)
+                continue
+            logger.warning("%s", storage_error(error, "Removing the replaced", path))
+        return
 
 
 def _renameat2(source: Path, target: Path, flags: int) -> bool:
