@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +14,7 @@ from eagle3_export.config import ExportConfig
 from eagle3_export.coverage import run_coverage
 from eagle3_export.errors import CheckpointError, Eagle3ExportError, IncompatibleDraftError, UsageError
 from eagle3_export.export import ValidationMetrics
+from eagle3_export.hooks import require_hooks, wrap
 from eagle3_export.interrupts import deferred_interrupts
 from eagle3_export.ranks import CommonStop, RankZeroBoard
 from eagle3_export.run_exports import RunExports, Save
@@ -28,15 +27,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("eagle3_export")
 
-# What is wrapped, with the arguments it must take (speculators 0.8.0, 0.8.1, 0.9.0: train/trainer.py).
-TRAINER_HOOKS: Mapping[str, tuple[str, ...]] = {
-    "train_epoch": ("epoch",),
-    "maybe_save_checkpoint": ("epoch", "local_step"),
-    "val_epoch": ("epoch",),
-    "maybe_update_best": ("epoch", "val_metrics"),
-    "run_training": (),
-}
-CHECKPOINTER_HOOKS: Mapping[str, tuple[str, ...]] = {"save_checkpoint": ("model", "optimizer", "epoch")}
 MARK = "_sglang_export_callback"
 
 NOT_YET = "The validation of this epoch has not finished."
@@ -44,7 +34,7 @@ NO_VALIDATION = "The run has no validation data."
 
 # How long the end of a run waits for the exports in flight.
 END_OF_RUN_SECONDS = 600.0
-INTERRUPTED_SECONDS = 90.0  # the trainer's own budget is 120 s (speculators 0.9.0, graceful_shutdown)
+INTERRUPTED_SECONDS = 100.0  # counted from the trainer's last save, whose budget is 120 s (graceful_shutdown)
 CRASHED_SECONDS = 30.0
 # How long a save waits for an export that reads the very file it is about to rewrite in place.
 REWRITE_SECONDS = 60.0
@@ -76,7 +66,7 @@ class SGLangExportCallback:
         self._positions: dict[str, int] = {}
         self._recent = RecentTraining()
         self._last_step = 0
-        self._wait_at_end = END_OF_RUN_SECONDS
+        self._interrupted_at: float | None = None
 
     def attach(self, trainer: Any, *, finish_after_training: bool = True) -> Self:
         """Watch this trainer from now on. Every rank calls it, before ``run_training``.
@@ -92,7 +82,7 @@ class SGLangExportCallback:
             IncompatibleDraftError: ``on_incompatible: error``, and no draft of this trainer could be served as
                 trained. Other ranks than 0 raise Eagle3ExportError with the same text.
         """
-        _require_hooks(trainer)
+        require_hooks(trainer)
         if self.attached or getattr(trainer, MARK, None) is not None:
             raise UsageError(
                 "The export is attached already.", remedy="Attach one callback to one trainer, once."
@@ -119,10 +109,16 @@ class SGLangExportCallback:
         """
         if self._exports is not None:
             self._export()
-            self._exports.finish(self._wait_at_end)
+            self._exports.finish(self._patience())
             self._exports.show_news(self._last_step)
         if self._stop is not None:
-            self._stop.end_together(others_wait=self._wait_at_end == END_OF_RUN_SECONDS)
+            self._stop.end_together(others_wait=self._interrupted_at is None)
+
+    def _patience(self) -> float:
+        """Seconds that the end of the run may wait for exports."""
+        if self._interrupted_at is None:
+            return END_OF_RUN_SECONDS
+        return max(1.0, self._interrupted_at + INTERRUPTED_SECONDS - time.monotonic())
 
     # Before the first step ------------------------------------------------------------------------------------
 
@@ -171,11 +167,11 @@ class SGLangExportCallback:
     # Saves and validations, rank 0 only -----------------------------------------------------------------------
 
     def _watch_saves(self, trainer: Any) -> None:
-        _wrap(trainer.checkpointer, "save_checkpoint", self._around_save)
-        _wrap(trainer, "train_epoch", self._around_train_epoch)
-        _wrap(trainer, "maybe_save_checkpoint", self._around_maybe_save)
-        _wrap(trainer, "val_epoch", self._around_val_epoch)
-        _wrap(trainer, "maybe_update_best", self._around_maybe_update_best)
+        wrap(trainer.checkpointer, "save_checkpoint", self._around_save)
+        wrap(trainer, "train_epoch", self._around_train_epoch)
+        wrap(trainer, "maybe_save_checkpoint", self._around_maybe_save)
+        wrap(trainer, "val_epoch", self._around_val_epoch)
+        wrap(trainer, "maybe_update_best", self._around_maybe_update_best)
         if trainer.resume_from_checkpoint and self._exports is not None:
             self._exports.catch_up()
 
@@ -207,7 +203,7 @@ class SGLangExportCallback:
         assert self._exports is not None
         name, local_step = str(arguments["epoch"]), arguments.get("local_step", 0)
         if name == INTERRUPTED:
-            self._wait_at_end = INTERRUPTED_SECONDS
+            self._interrupted_at = time.monotonic()
         result = original()
         with _without_harm_to_training():
             self._exports.show_news(self._trainer.global_step)
@@ -273,13 +269,13 @@ class SGLangExportCallback:
             return original()
 
         trainer.optimizers[-1].register_step_post_hook(lambda *_: stop.check())
-        _wrap(trainer, "val_epoch", around)
-        _wrap(trainer, "maybe_update_best", around)
-        _wrap(trainer, "maybe_save_checkpoint", self._around_maybe_interrupted)
+        wrap(trainer, "val_epoch", around)
+        wrap(trainer, "maybe_update_best", around)
+        wrap(trainer, "maybe_save_checkpoint", self._around_maybe_interrupted)
 
     def _around_maybe_interrupted(self, original: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
         if arguments["epoch"] == INTERRUPTED:
-            self._wait_at_end = INTERRUPTED_SECONDS
+            self._interrupted_at = time.monotonic()
         return original()
 
     def _watch_end(self, trainer: Any, finish_after_training: bool) -> None:
@@ -299,53 +295,7 @@ class SGLangExportCallback:
                 self.finish()
             return result
 
-        _wrap(trainer, "run_training", around)
-
-
-def _wrap(owner: Any, name: str, around: Callable[[Callable[[], Any], Mapping[str, Any]], Any]) -> None:
-    """Replace a bound method on the instance; `around` gets the call, ready to be made, and its arguments."""
-    method = getattr(owner, name)
-    signature = inspect.signature(method)
-
-    @functools.wraps(method)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        arguments = signature.bind(*args, **kwargs).arguments
-        return around(lambda: method(*args, **kwargs), arguments)
-
-    setattr(owner, name, wrapper)
-
-
-def _require_hooks(trainer: Any) -> None:
-    """Raises UsageError unless `trainer` is a speculators trainer with all that is wrapped."""
-    try:
-        from speculators.train.trainer import Trainer
-    except ImportError as error:
-        raise UsageError(
-            f"speculators.train.trainer cannot be imported: {error}.",
-            remedy="pip install 'eagle3-export[train]'",
-        ) from error
-    if not isinstance(trainer, Trainer):
-        raise UsageError(
-            f"attach() needs a speculators.train.trainer.Trainer, not {type(trainer).__name__}.",
-            remedy="Build the trainer first, then attach to it.",
-        )
-    lacking = [name for name, names in TRAINER_HOOKS.items() if not _takes(trainer, name, names)]
-    lacking += [
-        name for name, names in CHECKPOINTER_HOOKS.items() if not _takes(trainer.checkpointer, name, names)
-    ]
-    if lacking:
-        from importlib.metadata import version
-
-        raise UsageError(
-            f"The trainer of speculators {version('speculators')} lacks what the export hooks into: "
-            f"{', '.join(lacking)}.",
-            remedy="Install speculators 0.8 or 0.9, or export its checkpoints with `eagle3-export watch`.",
-        )
-
-
-def _takes(owner: Any, name: str, arguments: tuple[str, ...]) -> bool:
-    method = getattr(owner, name, None)
-    return callable(method) and set(arguments) <= set(inspect.signature(method).parameters)
+        wrap(trainer, "run_training", around)
 
 
 def _saves_rewrite_in_place() -> bool:

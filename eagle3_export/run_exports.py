@@ -151,7 +151,7 @@ class RunExports:
             for name in self._saves.keys() & set(self._queue.labels()):
                 self._failed(name, StorageError(reason))
         if self._missing:
-            lines = "".join(f"\n  {name}: {reason}" for name, reason in self._missing.items())
+            lines = "".join(f"\n  {name}: {reason}" for name, reason in list(self._missing.items()))
             remedy = f"eagle3-export convert --all {self._save_path} {self._output_dir}"
             logger.warning(
                 "Checkpoints without an export of their last state:%s\nTo make up for it: %s", lines, remedy
