@@ -265,6 +265,8 @@ def _index_entry(export: ExportMetadata) -> IndexEntry:
         "measured_num_steps": measured.num_steps if measured else None,
         "acceptance_source": acceptance.source,
         "acceptance_method": acceptance.method,
+        "acceptance_num_steps": acceptance.num_steps,
+        "includes_bonus_token": acceptance.includes_bonus_token,
         "per_depth": {str(row.num_steps): row.acceptance_length for row in acceptance.per_depth},
         "kind": export.source.kind,
         "created_at": export.created_at,
@@ -277,6 +279,8 @@ def _index_entry(export: ExportMetadata) -> IndexEntry:
         "measured_num_steps": export.reasons.get("measured", ""),
         "acceptance_source": acceptance.reasons.get("source", ""),
         "acceptance_method": acceptance.reasons.get("method", ""),
+        "acceptance_num_steps": acceptance.reasons.get("num_steps", ""),
+        "includes_bonus_token": acceptance.reasons.get("includes_bonus_token", ""),
     }
     return IndexEntry(**values, reasons={name: known[name] for name, v in values.items() if v is None})
 

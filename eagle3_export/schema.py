@@ -196,6 +196,10 @@ class IndexEntry(Section):
     measured_num_steps: int | None
     acceptance_source: AccuracySource | None
     acceptance_method: str | None
+    acceptance_num_steps: int | None
+    """Draft depth of the estimate."""
+    includes_bonus_token: bool | None
+    """Of the estimate; a measured length always does."""
     per_depth: dict[str, FiniteFloat]
     """Estimated acceptance length, bonus token included, by draft depth."""
     kind: CheckpointKind

@@ -16,7 +16,7 @@ from eagle3_export.schema import ExportMetadata
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SIZE = (5.0, 3.1)  # inches; at 72 dots an SVG user unit is a point, so text keeps its size on a phone
+SIZE = (4.4, 2.9)  # inches; at 72 dots an SVG user unit is a point, so text keeps its size on a phone
 INKS = {"ink": "#1c1c1a", "muted": "#6b6a66", "grid": "#dddcd8", "surface": "#fcfcfb"}
 SERIES = ("#2a78d6", "#d95926", "#1baf7a", "#c98500", "#8a5fd3", "#d6457f")
 RAMP = ("#86b6ef", "#5598e7", "#2a78d6", "#1c5cab", "#104281")  # light to dark: shallow to deep
@@ -44,7 +44,7 @@ def charts(runs: Sequence[Run]) -> list[Chart]:
     if len(runs) > 1:
         compared = Chart(
             "Acceptance length by run",
-            "Estimate at the trained depth, bonus token included. Diamonds are measured.",
+            "Estimate at the trained depth, bonus token included. Diamonds are measured at that depth.",
             lambda axes: _runs_by_epoch(axes, runs),
         )
         return [compared, *(chart for run in runs for chart in _run_charts(run))]
@@ -232,8 +232,9 @@ def _runs_by_epoch(axes: Axes, runs: Sequence[Run]) -> None:
         ]
         _line(axes, range(len(ys)), ys, color=colour)
         for x, export in enumerate(run.exports):
-            for m in measurements(export):
-                axes.plot([x], [m.acceptance_length], "D", markersize=6, color=colour)
+            at_trained_depth = measured_lengths(export).get(len(export.acceptance.steps))
+            if at_trained_depth is not None:
+                axes.plot([x], [at_trained_depth], "D", markersize=6, color=colour)
         known = [(x, y) for x, y in enumerate(ys) if y is not None]
         if known:
             ends.append((*known[-1], run.name, colour))
