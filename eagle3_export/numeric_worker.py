@@ -7,6 +7,7 @@ attention in place of its kernels, which honours `sliding_window_size` as SGLang
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import socket
@@ -31,6 +32,7 @@ def main() -> None:
     torch.set_grad_enabled(False)
     torch.set_default_dtype(torch.float32)
     start_sglang(plugin=request["plugin"])
+    gc.freeze()  # SGLang collects garbage whenever an embedding is set: a second over all that is imported
     for case in request["cases"]:
         try:
             answer = compare_case(**case)
@@ -44,8 +46,9 @@ def compare_case(
     export: str, source: str, plugin: bool, draft_window: int | None, steps: int, context: int
 ) -> dict[str, Any]:
     """Fields of a NumericReport for one case; arguments as `numeric.NumericCase`."""
+    model_class, config = resolve_served(Path(export))
     trained = load_trained(Path(source))
-    served = load_served(Path(export), trained.embed_tokens.weight, draft_window)
+    served = load_served(Path(export), model_class, config, trained.embed_tokens.weight, draft_window)
     inputs = random_inputs(trained, context + steps)
     reference = trained_logits(trained, *inputs, steps)
     worst, digest = [0.0] * steps, hashlib.sha256()
@@ -200,17 +203,24 @@ def start_sglang(*, plugin: bool) -> None:
     init_parallel_runtime(server_args=arguments, device="cpu", dist_port=_free_port())
 
 
-def load_served(export: Path, target_embedding: torch.Tensor, draft_window: int | None) -> Any:
-    """The class that SGLang resolves for an export, loaded as SGLang loads it, in float32."""
-    from safetensors.torch import load_file
+def resolve_served(export: Path) -> tuple[Any, Any]:
+    """The class that SGLang's registry knows for an export, and the config it is built with."""
     from sglang.srt.models.registry import ModelRegistry
-    from sglang.srt.runtime_context import get_context
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(str(export))
     if not ModelRegistry.is_arch_supported(config.architectures[0]):
         raise ValueError(f"SGLang's model registry does not know {config.architectures[0]}")
-    model_class, _ = ModelRegistry.resolve_model_cls(config.architectures)
+    return ModelRegistry.resolve_model_cls(config.architectures)[0], config
+
+
+def load_served(
+    export: Path, model_class: Any, config: Any, target_embedding: torch.Tensor, draft_window: int | None
+) -> Any:
+    """The class of an export, built and loaded as SGLang does it, in float32."""
+    from safetensors.torch import load_file
+    from sglang.srt.runtime_context import get_context
+
     get_context().override("numeric check", speculative_draft_window_size=draft_window)
     model = model_class(config).float().eval()
     for parameter in model.parameters():
