@@ -145,6 +145,10 @@ class TestGate:
         (problem,) = below(run, 2.5)
         assert "measured at 2.100" in problem
 
+    def test_a_shallower_measurement_does_not_count_against_it(self, tmp_path):
+        depths = [{"num_steps": 3, "acceptance_length": 2.7}, {"num_steps": 1, "acceptance_length": 1.7}]
+        assert below(read_run(write_run(tmp_path / "run", (0.8, 0.6, 0.4), measured=depths)), 2.5) == []
+
     def test_an_unknown_number_passes_nothing(self, tmp_path):
         assert below(read_run(write_run(tmp_path / "run", None)), 0.1)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from eagle3_export.depth import measured_lengths
+from eagle3_export.depth import headline_measurement, measured_lengths
 from eagle3_export.errors import UsageError
 from eagle3_export.report.runs import Run, estimate_at
 from eagle3_export.schema import ExportMetadata
@@ -48,7 +48,8 @@ def parse_max_drop(text: str) -> MaxDrop:
 def below(run: Run, minimum: float) -> list[str]:
     """Why the run's best export does not reach an acceptance length; empty where it does.
 
-    The estimate must reach it and so must every measurement. A number that is not known reaches nothing.
+    The estimate must reach it, and so must the measurement at its depth (the newest one where there is none at it).
+    A number that is not known reaches nothing.
 
     Args:
         run: judged by its best export.
@@ -65,11 +66,12 @@ def below(run: Run, minimum: float) -> list[str]:
         )
     elif estimate is None or estimate < minimum:
         problems.append(f"{run.name}: {best.name} is estimated at {estimate or 0:.3f}, below {minimum:g}.")
-    problems += [
-        f"{run.name}: {best.name} was measured at {length:.3f} with {depth} draft steps, below {minimum:g}."
-        for depth, length in measured_lengths(best).items()
-        if length < minimum
-    ]
+    measured = headline_measurement(best)
+    if measured is not None and measured.acceptance_length < minimum:
+        problems.append(
+            f"{run.name}: {best.name} was measured at {measured.acceptance_length:.3f} with"
+            f" {measured.num_steps} draft steps, below {minimum:g}."
+        )
     return problems
 
 
