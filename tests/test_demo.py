@@ -10,12 +10,12 @@ import pytest
 from scripts.demo.__main__ import engine_options
 from scripts.demo.corpus import read_corpus
 from scripts.demo.results import Served
-from scripts.demo.world import QUICK, held_out_prompts, train_verifier, write_offline_data
+from scripts.demo.world import DEMO, held_out_prompts, train_verifier, write_offline_data
 from tests.test_metadata import export
 
 AUX_LAYER_IDS = [2, 4, 5]
 TINY = dataclasses.replace(
-    QUICK,
+    DEMO,
     vocab_size=400,
     hidden_size=32,
     intermediate_size=64,

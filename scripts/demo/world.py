@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scripts.demo.corpus import Corpus, read_corpus, token_rows, train_tokenizer
+from scripts.demo.corpus import read_corpus, token_rows, train_tokenizer
 
 if TYPE_CHECKING:
     import torch
@@ -44,10 +44,6 @@ class WorldSize:
 
 
 DEMO = WorldSize()
-# For tests: half a minute, and a draft trained in it still accepts well above chance.
-QUICK = WorldSize(
-    hidden_size=64, intermediate_size=192, row_length=128, steps=120, training_rows=144, held_out_rows=16
-)
 
 
 def train_verifier(directory: Path, size: WorldSize = DEMO, *, say: Say = print) -> Path:
@@ -243,15 +239,3 @@ def _spread(rows: list[list[int]], count: int) -> list[list[int]]:
     """`count` rows, evenly spaced over all of them."""
     count = min(count, len(rows))
     return [rows[index * len(rows) // count] for index in range(count)]
-
-
-__all__ = [
-    "DEMO",
-    "QUICK",
-    "Corpus",
-    "WorldSize",
-    "held_out_prompts",
-    "hidden_states",
-    "train_verifier",
-    "write_offline_data",
-]
