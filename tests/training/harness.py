@@ -40,6 +40,21 @@ def torchrun(processes: int) -> list[str]:
     ]
 
 
+def slurm_script(processes: int) -> list[str]:
+    """``configs/slurm-torchrun.sh`` without Slurm: ``srun`` and ``scontrol`` are stand-ins for one node."""
+    stand_ins = Path(__file__).parent / "slurm"
+    allocation = {"SLURM_JOB_ID": free_port(), "SLURM_JOB_NODELIST": "localhost", "SLURM_NNODES": 1}
+    allocation |= {"SLURM_GPUS_ON_NODE": processes, "PATH": f"{stand_ins}:{BIN}:{os.environ['PATH']}"}
+    settings = [f"{name}={value}" for name, value in allocation.items()]
+    return [
+        "env",
+        *settings,
+        "bash",
+        str(ROOT / "configs" / "slurm-torchrun.sh"),
+        str(stand_ins / "run.yaml"),
+    ]
+
+
 def accelerate_launch(processes: int) -> list[str]:
     """With the repository's accelerate config; without one, accelerate starts a single process where no GPU is."""
     options = {

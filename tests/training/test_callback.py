@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import signal
@@ -254,6 +255,47 @@ def test_a_save_that_overtakes_its_export(
     output = assert_mirrors(save_path, {"0", "1"})
     for epoch in (0, 1):
         assert metadata(output / str(epoch))["full_acc_0"] == records.validations[epoch]["full_acc_0_epoch"]
+
+
+def test_a_save_waits_for_an_export_that_reads_what_it_rewrites(
+    world: TinyWorld, save_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With safetensors before 0.8, which rewrites the file in place: each save of an epoch waits for the last one's."""
+    import threading
+
+    from speculators.train.checkpointer import SingleGPUCheckpointer
+
+    from eagle3_export import callback
+
+    monkeypatch.setattr(callback, "_saves_rewrite_in_place", lambda: True)
+    order: list[tuple[str, int | None]] = []
+    waits = threading.Event()
+    wait_for = run_exports.RunExports.wait_for
+    run, save = run_exports.PreparedExport.run, SingleGPUCheckpointer.save_checkpoint
+
+    def announce(self: Any, *args: Any) -> bool:
+        waits.set()
+        return wait_for(self, *args)
+
+    def run_when_waited_for(self: Any, **kwargs: Any) -> Any:
+        if self.save_point.kind == "mid_epoch":
+            assert waits.wait(60)
+        result = run(self, **kwargs)
+        order.append(("export", self.save_point.global_step))
+        return result
+
+    @functools.wraps(save)
+    def note_save(self: Any, *args: Any, **kwargs: Any) -> Any:
+        order.append(("save", None))
+        waits.clear()
+        return save(self, *args, **kwargs)
+
+    monkeypatch.setattr(run_exports.RunExports, "wait_for", announce)
+    monkeypatch.setattr(run_exports.PreparedExport, "run", run_when_waited_for)
+    monkeypatch.setattr(SingleGPUCheckpointer, "save_checkpoint", note_save)
+    status, _ = train(world, save_path, epochs=1, checkpoint_freq=0.5)
+    assert status == 0
+    assert order == [("save", None), ("export", 2), ("save", None), ("export", 4)]
 
 
 def test_a_hanging_filesystem_does_not_keep_the_run(

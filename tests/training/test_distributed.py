@@ -17,7 +17,7 @@ from tests.training.checks import (
     exports,
     metadata,
 )
-from tests.training.harness import Run, accelerate_launch, start, start_forked, torchrun
+from tests.training.harness import Run, accelerate_launch, slurm_script, start, start_forked
 from tests.training.test_saves import assert_mirrors, output_of
 from tests.training.tiny_world import TinyWorld, train_arguments
 
@@ -48,7 +48,7 @@ def assert_others_kept_out(run: Run, ranks: int) -> None:
 @pytest.mark.parametrize(
     ("launcher", "ranks", "changes"),
     [
-        pytest.param(torchrun, 2, {}, id="torchrun-2-ddp"),
+        pytest.param(slurm_script, 2, {}, id="slurm-torchrun-2-ddp"),
         pytest.param(accelerate_launch, 4, {"fsdp_shard": True}, id="accelerate-4-fsdp"),
     ],
 )

@@ -86,6 +86,47 @@ def test_end_of_epoch_then_resume_from_run_yaml(
     assert exported_accuracies(output / "2") == accuracies(second.validations[2])
 
 
+def test_the_same_file_serves_speculators_alone(
+    world: TinyWorld, save_path: Path, capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
+) -> None:
+    """speculators takes no notice of our block, and we change nothing of its own settings."""
+    from speculators.train.config import TrainConfig
+
+    from eagle3_export.train import main
+
+    config = save_path.with_name("run.yaml")
+    trainer = {"epochs": 3, "save_path": str(save_path)}
+    verifier = {"verifier_name_or_path": str(world.verifier)}
+    block = {"keep_last": 2}
+    config.write_text(
+        yaml.safe_dump({"train": {"verifier": verifier, "trainer": trainer}, "sglang_export": block})
+    )
+    alone = TrainConfig.resolve(["--config", str(config), "--lr", "0.5"])
+    assert not [warning for warning in recwarn if "unrecognised" in str(warning.message)]
+    assert (alone.trainer.epochs, alone.optimizer.lr) == (3, 0.5)
+
+    arguments = ["--config", str(config), "--lr", "0.5", "--sglang-export.runtime", "exact", "--dump-config"]
+    with pytest.raises(SystemExit) as exit:
+        main(arguments)
+    assert exit.value.code == 0
+    dumped = yaml.safe_load(capsys.readouterr().out)
+    assert dumped == {
+        **yaml.safe_load(alone.dump_yaml()),
+        "sglang_export": {"keep_last": 2, "runtime": "exact"},
+    }
+    with pytest.raises(SystemExit) as exit:
+        main(["--help"])
+    assert exit.value.code == 0
+    assert {"--sglang-export.output-dir", "--save-best"} <= set(
+        capsys.readouterr().out.replace(":", " ").split()
+    )
+
+    inside = ["--config", str(config), "--sglang-export.output-dir", str(save_path / "sglang")]
+    assert main(inside) == 2
+    assert str(save_path / "sglang") in capsys.readouterr().err
+    assert not save_path.exists()
+
+
 def test_every_second_epoch(world: TinyWorld, save_path: Path) -> None:
     status, records = train(world, save_path, epochs=4, checkpoint_freq=2)
     assert status == 0
