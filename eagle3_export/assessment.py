@@ -81,20 +81,21 @@ def _release_findings(version: str) -> Iterator[Finding]:
 
 def unmet_needs(draft: Draft, known: Capabilities) -> Iterator[tuple[str, bool]]:
     """(finding, whether the plugin computes it) for all that stock of this release does not compute."""
-    single_window = len(set(draft.sliding_windows)) == 1 and draft.sliding_windows[0] != 1
+    windows = set(draft.sliding_windows)
     table: tuple[tuple[str, bool, bool], ...] = (
         ("multiple-layers", draft.num_layers > 1 and not known.multiple_layers, False),
         ("fc-norm", draft.fc_norm and not known.fc_norm, False),
         ("norm-output", draft.norm_output and not known.norm_output, False),
         ("aux-layer-count", draft.num_aux_layers != 3 and not known.aux_count, False),
         ("activation", draft.hidden_act != "silu", False),
+        ("sliding-window-of-one", 1 in windows, False),
         ("norm-before-fc", draft.norm_before_fc and not known.norm_before_fc, True),
         ("single-aux-layer", draft.num_aux_layers == 1, True),
         ("qk-norm", draft.qk_norm, True),
         ("attention-bias", draft.attention_bias, True),
         ("mlp-bias", draft.mlp_bias, True),
         ("trained-embeddings", draft.embed_requires_grad, True),
-        ("sliding-window-per-layer", known.window_flag and not single_window, True),
+        ("sliding-window-per-layer", known.window_flag and len(windows) > 1, True),
     )
     for identifier, unmet, by_plugin in table:
         if unmet:
@@ -207,6 +208,8 @@ def _verifier_findings(
     for what, mine, theirs in pairs:
         if theirs is not None and mine != theirs:
             yield finding("verifier-mismatch", "incompatible", what=what, draft=mine, verifier=theirs)
+    if None not in (draft.dtype, verifier.dtype) and draft.dtype != verifier.dtype:
+        yield finding("draft-dtype", "info", dtype=draft.dtype, verifier=verifier.dtype)
     if verifier.quantization is not None and known.draft_quantization_flag:
         yield finding("draft-quantization", "info", method=verifier.quantization)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -170,7 +171,7 @@ def parse_draft(config: Mapping[str, Any], where: str) -> Draft:
         embed_requires_grad=top.flag("embed_requires_grad"),
         aux_layer_ids=aux_layer_ids,
         rope=parse_rope(layer_config, head_dim, layer.where),
-        sliding_windows=_sliding_windows(layer, num_layers),
+        sliding_windows=_sliding_windows(layer, num_layers, config.get("speculators_version")),
         dtype=_dtype(config, layer_config),
         **_provenance(top),
     )
@@ -202,10 +203,13 @@ def _refuse_other_kinds(config: Mapping[str, Any], where: str) -> None:
     )
 
 
-def _sliding_windows(layer: Fields, num_layers: int) -> tuple[int | None, ...]:
-    """Per layer, as `Eagle3DraftModel.__init__` decides it (speculators 0.9.0): only `layer_types` counts."""
+def _sliding_windows(layer: Fields, num_layers: int, saved_by: Any) -> tuple[int | None, ...]:
+    """Per layer, as `Eagle3DraftModel.__init__` decides it (speculators 0.9.0): only `layer_types` counts.
+
+    speculators 0.3 to 0.6 train with full attention whatever the config says.
+    """
     layer_types = layer.get("layer_types")
-    if layer_types is None:
+    if layer_types is None or (isinstance(saved_by, str) and re.match(r"0\.[0-6]\.", saved_by)):
         return (None,) * num_layers
     if not isinstance(layer_types, list) or not all(
         t in ("full_attention", "sliding_attention") for t in layer_types

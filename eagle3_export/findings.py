@@ -44,7 +44,8 @@ WORDINGS: Mapping[str, Wording] = MappingProxyType(
         # What stock SGLang computes differently or drops.
         "norm-before-residual": Wording(
             "norm_before_residual is on; no stock SGLang computes it. Measured with speculators' defaults: "
-            "acceptance length 1.510 instead of 1.516 (SmolLM2-135M, 3 steps), 4.90 instead of 4.96 (toy verifier, 4 steps).",
+            "acceptance length 1.510 instead of 1.516 (SmolLM2-135M, 3 steps), 4.90 instead of 4.96 (toy verifier, "
+            "4 steps).",
             "Train with --no-norm-before-residual, or install eagle3-export in the serving environment.",
         ),
         "norm-before-fc": Wording(
@@ -112,9 +113,13 @@ WORDINGS: Mapping[str, Wording] = MappingProxyType(
             "Serve with --speculative-draft-window-size {argument}: SGLang does not count the query itself.",
         ),
         "sliding-window-per-layer": Wording(
-            "The draft layers see {windows} keys; SGLang's flag gives all of them the same window of at least 2.",
+            "The draft layers see {windows} keys; SGLang's flag gives all of them the same window.",
             "Install eagle3-export in the serving environment, or train with one window or full attention "
             "(--sliding-window, --full-attention-indices).",
+        ),
+        "sliding-window-of-one": Wording(
+            "A draft layer sees one key, the query's own; SGLang takes windows of at least two.",
+            "Train with a larger --sliding-window.",
         ),
         "sliding-window-ignored": Wording(
             "Every draft layer sees {window} keys; SGLang {version} has no window for drafts (0.5.12 and later do), "
@@ -187,8 +192,9 @@ WORDINGS: Mapping[str, Wording] = MappingProxyType(
             "Serve with --speculative-draft-model-quantization unquant.",
         ),
         "draft-dtype": Wording(
-            "The draft is {dtype}; SGLang serves float32 models in float16 unless told otherwise.",
-            "Serve with --dtype float32, or save the checkpoint in bfloat16.",
+            "The draft is saved in {dtype}, the verifier in {verifier}; SGLang runs the draft in its own dtype "
+            "(float32 ones in float16), which does not go with the verifier's hidden states.",
+            "Serve with --dtype {verifier}, which converts the draft, or --dtype {dtype}.",
         ),
         # The release and the runtime.
         "release-unknown": Wording(

@@ -22,7 +22,7 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from sglang_target_classes import Wheel, derive_target_classes
+from sglang_target_classes import TargetClasses, Wheel, derive_target_classes
 
 from eagle3_export.sglang.capabilities import RELEASES, Capabilities, capabilities
 
@@ -106,12 +106,13 @@ def render_table(per_release: dict[str, dict[str, str]]) -> str:
             found = classes.get(name)
             if found != (changes[-1][1] if changes else None):
                 changes.append((release, found))
-        entries = ", ".join(f'("{release}", {_quoted(found)})' for release, found in changes)
-        line = f'    "{name}": ({entries},),'
-        if len(line) > 110:
-            body = "".join(f'\n        ("{release}", {_quoted(found)}),' for release, found in changes)
-            line = f'    "{name}": ({body}\n    ),'
-        lines.append(line)
+        entries = [f'("{release}", {_quoted(found)})' for release, found in changes]
+        if len(entries) == 1:
+            lines.append(f'    "{name}": ({entries[0]},),')
+        else:
+            lines.append(
+                f'    "{name}": (' + "".join(f"\n        {entry}," for entry in entries) + "\n    ),"
+            )
     first, last = next(iter(per_release)), list(per_release)[-1]
     return TEMPLATE.format(first=first, last=last, lines="\n".join(lines))
 
@@ -150,7 +151,7 @@ def main(
         for version in wanted:
             wheel = fetch_wheel(version, wheels or Path(scratch))
             derived = derive_capabilities(version, wheel)
-            per_release[version] = derive_target_classes(wheel)
+            per_release[version] = derive_target_classes(TargetClasses(wheel))
             agrees = version in RELEASES and derived == capabilities(version)
             typer.echo(f"{version}: {'as in the table' if agrees else derived}")
             typer.echo(f"  {len(per_release[version])} target classes", err=True)

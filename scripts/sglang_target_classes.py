@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeGuard
 
 from eagle3_export.sglang.aux_layers import BEHAVIOURS
 
@@ -71,6 +71,7 @@ class TargetClasses:
     def __init__(self, wheel: Wheel) -> None:
         self._trees: dict[str, ast.Module] = {}
         self._types: dict[tuple[str, str], type] = {}
+        self._inners: dict[tuple[type, str], type | None] = {}
         for name in wheel.names:
             if name.startswith(MODELS) and name.endswith(".py"):
                 self._trees[name] = ast.parse(wheel.read(name))
@@ -112,7 +113,9 @@ class TargetClasses:
         instance.layers_to_capture = []
         if depth < 3:
             for attribute in ("model", "language_model"):
-                inner = self._inner(kind, attribute)
+                if (kind, attribute) not in self._inners:
+                    self._inners[kind, attribute] = self._inner(kind, attribute)
+                inner = self._inners[kind, attribute]
                 if inner is not None:
                     setattr(instance, attribute, self._stand_in(inner, num_layers, depth + 1))
         return instance
@@ -193,6 +196,7 @@ def _entry_classes(tree: ast.Module) -> list[str]:
     return []
 
 
+@functools.cache
 def _imports(tree: ast.Module) -> dict[str, tuple[str, str]]:
     found = {}
     for node in ast.walk(tree):
@@ -301,10 +305,20 @@ def read_loop(kind: type) -> Loop | None:
             return None
         inside = {id(node) for loop in loops for node in ast.walk(loop)}
         outside = [node for function in functions for node in ast.walk(function) if id(node) not in inside]
+        tested = {ast.unparse(node.left) for node in outside if _tests_list(node)}
+        tests = [node.left for loop in loops for node in ast.walk(loop) if _tests_list(node)]
+        by_output = {isinstance(left, ast.BinOp) for left in tests}
+        if len(by_output) > 1 or any(
+            ast.unparse(left).removesuffix(" + 1") not in _COUNTERS for left in tests
+        ):
+            raise ValueError(f"{source.file}: the loop asks for {[ast.unparse(left) for left in tests]}")
+        after_the_layer = by_output == {True}  # `if i + 1 in self.layers_to_capture` behind the layer's call
         return Loop(
-            by_mark=all(_mentions(loop, (MARK,)) and not _tests_list(loop) for loop in loops),
-            embedding=not any(_adds_unguarded(loop) for loop in loops),
-            final=any(isinstance(node, ast.Compare) and _is_final_test(node) for node in outside),
+            by_mark=not tests,
+            embedding=bool(tested & {"self.start_layer", "0"})
+            if after_the_layer
+            else not any(_adds_unguarded(loop) for loop in loops),
+            final=after_the_layer or bool(tested & _FINAL),
         )
     return None
 
@@ -317,20 +331,14 @@ def _mentions(node: ast.AST, names: Sequence[str]) -> bool:
     )
 
 
-def _tests_list(node: ast.AST) -> bool:
-    return any(isinstance(child, ast.Compare) and _mentions(child, (LIST,)) for child in ast.walk(node))
-
-
-def _is_final_test(node: ast.Compare) -> bool:
-    """`<number of layers> in self.layers_to_capture`."""
-    if (
-        len(node.ops) != 1
-        or not isinstance(node.ops[0], ast.In)
-        or not _mentions(node.comparators[0], (LIST,))
-    ):
-        return False
-    left = ast.unparse(node.left)
-    return left in ("self.end_layer", "num_layers", "len(self.layers)", "self.num_layers", "total_num_layers")
+def _tests_list(node: ast.AST) -> TypeGuard[ast.Compare]:
+    """`... in self.layers_to_capture`."""
+    return (
+        isinstance(node, ast.Compare)
+        and len(node.ops) == 1
+        and isinstance(node.ops[0], ast.In)
+        and _mentions(node.comparators[0], (LIST,))
+    )
 
 
 def _adds_unguarded(loop: ast.For) -> bool:
@@ -343,6 +351,8 @@ def _adds_unguarded(loop: ast.For) -> bool:
     return False
 
 
+_COUNTERS = ("i", "layer_idx", "layer_id")
+_FINAL = {"self.end_layer", "num_layers", "len(self.layers)", "self.config.num_hidden_layers"}
 # Draft-side classes; they inherit the setter from a target class but are never targets.
 _DRAFTS = re.compile(r"NextN$|MTP$|Eagle3?$|Assistant|Embedding")
 _PROBES: tuple[tuple[tuple[int, ...] | None, int], ...] = (
@@ -373,9 +383,8 @@ def derive_behaviour(classes: TargetClasses, architecture: str) -> str | None:
     raise ValueError(f"{architecture}: no behaviour in eagle3_export.sglang.aux_layers fits")
 
 
-def derive_target_classes(wheel: Wheel) -> dict[str, str]:
+def derive_target_classes(classes: TargetClasses) -> dict[str, str]:
     """Behaviour of every target class of a release that captures for EAGLE-3."""
-    classes = TargetClasses(wheel)
     names = [name for name in classes.architectures if not _DRAFTS.search(name)]
     derived = {name: derive_behaviour(classes, name) for name in names}
     return {name: found for name, found in derived.items() if found is not None}

@@ -106,6 +106,18 @@ def test_the_notation_of_older_releases(tmp_path: Path) -> None:
     assert not (draft.norm_before_fc or draft.norm_output or draft.fc_norm or draft.embed_requires_grad)
 
 
+@pytest.mark.parametrize(
+    ("version", "windows"), [("0.6.0", (None,)), ("0.7.0", (64,)), ("0.9.0", (64,)), (None, (64,))]
+)
+def test_windows_count_since_training_knows_them(
+    version: str | None, windows: tuple[int | None, ...]
+) -> None:
+    """speculators 0.6.0's `Eagle3DraftModel` never reads `layer_types`; 0.7.0's does."""
+    config = {**json.loads(json.dumps(CONFIG)), "speculators_version": version}
+    layer(config).update(layer_types=["sliding_attention"], sliding_window=64)
+    assert parse_draft(config, "config.json").sliding_windows == windows
+
+
 def test_rope_nested_per_layer_type_is_the_sliding_one() -> None:
     config = json.loads(json.dumps(CONFIG))
     layer(config)["rope_parameters"] = {

@@ -75,8 +75,8 @@ class Capabilities:
         return self.plugins and self.multiple_layers
 
     @property
-    def reads_rope(self) -> bool:
-        """Whether theta and scaling reach the draft: transformers 5 keeps them in `rope_parameters` only."""
+    def reads_theta(self) -> bool:
+        """Whether theta reaches the draft: transformers 5 keeps it in `rope_parameters` and nowhere else."""
         return self.rope_parameters or Version(self.transformers).major < 5
 
 

@@ -100,10 +100,8 @@ def rope_findings(draft: Draft, known: Capabilities, *, stock_only: bool) -> lis
     findings: list[Finding] = []
     if rope.type not in SHARED_TYPES:
         findings.append(finding("rope-type", "incompatible", type=rope.type))
-    elif not known.reads_rope and (rope.type not in ("default", "dynamic") or rope.theta != DEFAULT_THETA):
-        findings.append(
-            finding("rope-release", "incompatible", version=known.version, what="its theta and scaling")
-        )
+    elif not known.reads_theta and rope.theta != DEFAULT_THETA:
+        findings.append(finding("rope-release", "incompatible", version=known.version, what="the theta"))
     elif rope.parameters.get("truncate") is False and Version(known.version) < Version(_TRUNCATE_SINCE):
         findings.append(
             finding("rope-release", "incompatible", version=known.version, what="YaRN without truncation")

@@ -1,0 +1,58 @@
+"""The table of releases against the releases themselves."""
+
+from __future__ import annotations
+
+import pytest
+
+from eagle3_export.errors import UsageError
+from eagle3_export.sglang.capabilities import NEWEST, OLDEST, RELEASES, capabilities, releases_up_to
+from tests.sglang_format.wheels import derive_capabilities, wheel
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("release", ["0.4.10", "0.5.7", "0.5.11", "0.5.12", "0.5.17", "0.5.23"])
+def test_the_table_says_what_the_wheel_says(release: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    assert derive_capabilities(release, wheel(release, tmp_path_factory)) == capabilities(release)
+
+
+@pytest.mark.parametrize(
+    ("release", "has", "lacks"),
+    [
+        (
+            "0.4.10",
+            (),
+            ("fc_norm", "multiple_layers", "norm_before_fc", "window_flag", "plugins", "layer_names"),
+        ),
+        (
+            "0.5.11",
+            ("plugins", "rope_parameters"),
+            ("fc_norm", "multiple_layers", "norm_before_fc", "window_flag"),
+        ),
+        (
+            "0.5.12",
+            ("fc_norm", "norm_output", "aux_count", "multiple_layers", "window_flag"),
+            ("norm_before_fc",),
+        ),
+        ("0.5.16", ("fc_norm",), ("norm_before_fc",)),
+        ("0.5.17", ("norm_before_fc",), ()),
+        ("0.5.23", ("norm_before_fc", "draft_quantization_flag", "external_models"), ()),
+    ],
+)
+def test_what_is_known_of_the_releases(release: str, has: tuple[str, ...], lacks: tuple[str, ...]) -> None:
+    known = capabilities(release)
+    assert [name for name in has if not getattr(known, name)] == []
+    assert [name for name in lacks if getattr(known, name)] == []
+
+
+def test_releases_between_beyond_and_before() -> None:
+    assert capabilities("0.5.12.post9").version == "0.5.12.post1"
+    assert capabilities("9.9").version == NEWEST
+    assert capabilities("0.1").version == OLDEST
+    assert capabilities("0.5.23+cpu").version == "0.5.23"
+    with pytest.raises(UsageError, match="not a version"):
+        capabilities("main")
+
+
+def test_releases_are_in_order() -> None:
+    assert releases_up_to(NEWEST) == list(RELEASES)
+    assert releases_up_to("0.5.4") == list(RELEASES[: RELEASES.index("0.5.4") + 1])
