@@ -29,28 +29,39 @@ CHOICES: Mapping[str, Sequence[Any]] = {
     "embed_requires_grad": (False, True),
     "runtime": ("auto", "exact"),
 }
+# The part of it that auto exports for SGLang's own class.
+STOCK_CHOICES: Mapping[str, Sequence[Any]] = {
+    **CHOICES,
+    "aux_layer_ids": ((2, 4, 5), (1, 2, 4, 5)),
+    "arch": ("llama",),
+    "window": (None, "every layer"),
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
+    "embed_requires_grad": (False,),
+    "runtime": ("auto",),
+}
 WINDOW = 8
 
 
-def pairwise(seed: int = 0) -> list[Case]:
+def pairwise(choices: Mapping[str, Sequence[Any]], seed: int = 0) -> list[Case]:
     """Cases in which every two values of two different choices occur together at least once."""
     rng = random.Random(seed)
-    names = list(CHOICES)
+    names = list(choices)
     uncovered = {
         (a, x, b, y)
         for a, b in itertools.combinations(names, 2)
-        for x in range(len(CHOICES[a]))
-        for y in range(len(CHOICES[b]))
+        for x in range(len(choices[a]))
+        for y in range(len(choices[b]))
     }
     cases = []
     while uncovered:
-        candidates = [{name: rng.randrange(len(CHOICES[name])) for name in names} for _ in range(60)]
+        candidates = [{name: rng.randrange(len(choices[name])) for name in names} for _ in range(60)]
         best = max(candidates, key=lambda candidate: len(_pairs(candidate) & uncovered))
         if not _pairs(best) & uncovered:
             a, x, b, y = min(uncovered)
             best |= {a: x, b: y}
         uncovered -= _pairs(best)
-        cases.append({name: CHOICES[name][best[name]] for name in names})
+        cases.append({name: choices[name][best[name]] for name in names})
     return cases
 
 
