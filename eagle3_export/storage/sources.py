@@ -121,6 +121,8 @@ def open_sources(
 
 def _anonymous_clone(descriptor: int, directory: Path) -> int | None:
     try:
+        while not directory.exists():
+            directory = directory.parent
         clone = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError:
         return None

@@ -89,7 +89,7 @@ def test_the_name_never_vanishes_under_a_reader(tmp_path: Path) -> None:
 
     reader = threading.Thread(target=read)
     reader.start()
-    for content in ["new", "old"] * 50:
+    for content in ["new", "old"] * 20:
         put(tmp_path / "0", content, replace=True)
     stop.set()
     reader.join()
