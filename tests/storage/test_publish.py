@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle3_export.errors import StorageError
-from eagle3_export.storage import publish
+from eagle3_export.storage import leftovers, publish, rename
 from eagle3_export.storage.lock import LOCK_NAME, output_lock
 from eagle3_export.storage.publish import (
     clean_leftovers,
@@ -45,7 +45,7 @@ def names(directory: Path) -> list[str]:
 def renaming(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """With and without the system call that exchanges names, as on filesystems and kernels that lack it."""
     if request.param == "rename":
-        monkeypatch.setattr(publish, "_renameat2", lambda *_: False)
+        monkeypatch.setattr(rename, "renameat2", lambda *_: False)
     return str(request.param)
 
 
@@ -53,7 +53,7 @@ def test_publishes_what_was_staged(tmp_path: Path, renaming: str) -> None:
     put(tmp_path / "new" / "out" / "0", "a")
     assert (tmp_path / "new" / "out" / "0" / "metadata.json").read_text() == "a"
     assert names(tmp_path / "new" / "out") == ["0"]
-    assert not publish._held
+    assert not leftovers._held
 
 
 def test_replaces_only_on_request(tmp_path: Path, renaming: str) -> None:
@@ -119,12 +119,12 @@ def test_a_rename_that_fails_halfway_puts_the_old_one_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(tmp_path / "0", "old")
-    monkeypatch.setattr(publish, "_renameat2", lambda *_: False)
+    monkeypatch.setattr(rename, "renameat2", lambda *_: False)
 
     def fail(*_: object) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(publish, "_rename_new", fail)
+    monkeypatch.setattr(publish, "rename_new", fail)
     with pytest.raises(StorageError, match=r"Publishing .*0 failed: Input/output error"):
         put(tmp_path / "0", "new", replace=True)
     assert (tmp_path / "0" / "metadata.json").read_text() == "old"
@@ -133,13 +133,13 @@ def test_a_rename_that_fails_halfway_puts_the_old_one_back(
 
 def test_a_rename_answered_twice_counts_as_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """NFS: the reply was lost, the repeated request finds nothing to rename any more."""
-    real = publish._renameat2
+    real = rename.renameat2
 
     def lossy(source: Path, target: Path, flags: int) -> bool:
         real(source, target, flags)
         return real(source, target, flags)
 
-    monkeypatch.setattr(publish, "_renameat2", lossy)
+    monkeypatch.setattr(rename, "renameat2", lossy)
     put(tmp_path / "0", "new")
     assert (tmp_path / "0" / "metadata.json").read_text() == "new"
 
@@ -337,8 +337,8 @@ def test_retention_removes_whole_directories_at_once(tmp_path: Path, monkeypatch
     for epoch in range(3):
         put(tmp_path / str(epoch), "x")
     seen: list[list[str]] = []
-    rmtree: Callable[..., None] = publish.shutil.rmtree
-    monkeypatch.setattr(publish.shutil, "rmtree", lambda path: (seen.append(names(tmp_path)), rmtree(path)))
+    rmtree: Callable[..., None] = leftovers.shutil.rmtree
+    monkeypatch.setattr(leftovers.shutil, "rmtree", lambda path: (seen.append(names(tmp_path)), rmtree(path)))
     assert prune(tmp_path, keep_last=1, protected=[]) == ["0", "1"]
     assert ["0" in listing for listing in seen] == [False, False]
     assert names(tmp_path) == ["2"]
