@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eagle3_export.errors import ExportInvalidError
+from eagle3_export.errors import Eagle3ExportError, ExportInvalidError
 from eagle3_export.storage.faults import os_errors
 from eagle3_export.storage.publish import neighbour, replace_file, set_pointer
 from eagle3_export.storage.retention import prune
@@ -76,6 +76,22 @@ def read_exports(output_dir: Path) -> list[ExportMetadata]:
         except (ExportInvalidError, OSError) as error:
             logger.warning("Left out of %s: %s", output_dir / INDEX_FILE, error)
     return exports
+
+
+def is_export_of(export: Path, checkpoint: Path) -> bool:
+    """Whether `export` was made from the checkpoint as it is now: from its weights, whose modification time it shares
+    (so that a clock set back does no harm), and at the same step where both say one."""
+    from eagle3_export.checkpoint import read_checkpoint
+    from eagle3_export.metadata import read_metadata
+
+    try:
+        modified = (export / "model.safetensors").stat().st_mtime_ns
+        if modified != max(path.stat().st_mtime_ns for path in checkpoint.glob("*.safetensors")):
+            return False
+        state = read_checkpoint(checkpoint).training_state
+        return state is None or read_metadata(export).global_step in (None, state.global_step)
+    except (Eagle3ExportError, OSError, ValueError):
+        return False
 
 
 def update_metrics(

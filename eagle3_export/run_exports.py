@@ -13,13 +13,13 @@ from typing import Any
 
 from eagle3_export.acceptance import Coverage
 from eagle3_export.background import BackgroundQueue
-from eagle3_export.checkpoint import find_checkpoints, read_checkpoint
+from eagle3_export.checkpoint import find_checkpoints
 from eagle3_export.config import ExportConfig
 from eagle3_export.dashboards import log_export, log_failure
 from eagle3_export.errors import CheckpointError, Eagle3ExportError, IncompatibleDraftError, StorageError
-from eagle3_export.export import WEIGHTS_FILE, PreparedExport, ValidationMetrics, prepare_export
-from eagle3_export.metadata import build_index, read_metadata
-from eagle3_export.outputs import read_exports, refresh_outputs, update_metrics
+from eagle3_export.export import PreparedExport, ValidationMetrics, prepare_export
+from eagle3_export.metadata import build_index
+from eagle3_export.outputs import is_export_of, read_exports, refresh_outputs, update_metrics
 from eagle3_export.source_state import SavePoint
 from eagle3_export.storage.lock import output_lock
 from eagle3_export.storage.publish import clean_leftovers
@@ -67,6 +67,7 @@ class RunExports:
         self._locked = False
         self._saves: dict[str, Save] = {}
         self._waiting: dict[str, PreparedExport] = {}
+        self._isolated: set[str] = set()
         self._missing: dict[str, str] = {}
         self._news: deque[Callable[[int], None]] = deque()
         self.failure: Eagle3ExportError | None = None
@@ -103,6 +104,7 @@ class RunExports:
             self._failed(save.name, error)
             return
         held = time.perf_counter() - started
+        (self._isolated.add if prepared.sources.isolated else self._isolated.discard)(save.name)
         self._waiting[save.name] = prepared
         self._queue.submit(save.name, lambda: self._publish(save, prepared, held))
 
@@ -139,7 +141,12 @@ class RunExports:
             self._news.popleft()(step)
 
     def wait_for(self, name: str, timeout: float) -> bool:
-        """Block until nothing of that name is waiting or in flight; False if that took too long."""
+        """Block until no export reads the checkpoint of that name any more; False if that took too long.
+
+        With a private clone of its files it does not from the start.
+        """
+        if name in self._isolated:
+            return True
         return self._queue.wait(timeout, label=name)
 
     def finish(self, timeout: float) -> None:
@@ -223,21 +230,5 @@ class RunExports:
             self.failure = StorageError(f"Exporting {self._save_path / name} failed: {reason}")
 
     def is_exported(self, name: str) -> bool:
-        """Whether the export of that name is of the checkpoint's present state: same step, weights not older."""
-        checkpoint, exported = self._save_path / name, self._output_dir / name
-        try:
-            step = read_metadata(exported).global_step
-            same_step = step is None or step == _saved_step(checkpoint, step)
-            return same_step and _modified(exported / WEIGHTS_FILE) >= _modified(checkpoint / WEIGHTS_FILE)
-        except (Eagle3ExportError, OSError):
-            return False
-
-
-def _modified(path: Path) -> int:
-    return path.stat().st_mtime_ns
-
-
-def _saved_step(checkpoint: Path, default: int) -> int | None:
-    """`global_step` of the checkpoint, `default` where it has no training_state.json (`--save-best`, `interrupted`)."""
-    state = read_checkpoint(checkpoint).training_state
-    return default if state is None else state.global_step
+        """Whether the export of that name is of the checkpoint's present state."""
+        return is_export_of(self._output_dir / name, self._save_path / name)

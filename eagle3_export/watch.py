@@ -24,14 +24,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from eagle3_export.checkpoint import WEIGHTS_FILE, find_checkpoints, read_checkpoint
+from eagle3_export.checkpoint import find_checkpoints, read_checkpoint
 from eagle3_export.config import ExportConfig
 from eagle3_export.convert import Conversion
 from eagle3_export.errors import CheckpointError, Eagle3ExportError, StorageError
 from eagle3_export.export import export_checkpoint
 from eagle3_export.fields import read_json_object
-from eagle3_export.outputs import read_exports, refresh_outputs, update_metrics
-from eagle3_export.source_state import INTERRUPTED, save_point, validation_metrics
+from eagle3_export.outputs import is_export_of, read_exports, refresh_outputs, update_metrics
+from eagle3_export.source_state import INTERRUPTED, validation_metrics
 from eagle3_export.storage.faults import shown
 from eagle3_export.storage.lock import output_lock
 from eagle3_export.storage.publish import clean_leftovers
@@ -135,7 +135,7 @@ class RunWatcher:
     def _bring_up_to_date(self, checkpoint: Path, state: FilesState) -> bool:
         """Exports the checkpoint or adds its metrics; whether anything was to do."""
         destination = self._output_dir / checkpoint.name
-        if _is_export_of(destination, checkpoint):
+        if is_export_of(destination, checkpoint):
             return _add_metrics(destination, checkpoint)
         earlier = self._failures.get(checkpoint.name)
         if earlier and earlier[0] == state and not isinstance(earlier[1], StorageError):
@@ -162,20 +162,6 @@ class RunWatcher:
             logger.warning("%s", error)
             return False
         return True
-
-
-def _is_export_of(export: Path, checkpoint: Path) -> bool:
-    """Whether `export` was made from the checkpoint as it is now: of its weights (they share the time) and step."""
-    from eagle3_export.metadata import read_metadata
-
-    if _modified(export / WEIGHTS_FILE) != weights_modified(checkpoint):
-        return False
-    try:
-        exported = read_metadata(export).global_step
-    except Eagle3ExportError:
-        return False
-    saved = save_point(read_checkpoint(checkpoint)).global_step
-    return None in (saved, exported) or saved == exported
 
 
 def _add_metrics(export: Path, checkpoint: Path) -> bool:
