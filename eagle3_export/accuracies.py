@@ -23,7 +23,9 @@ Z95 = 1.959963984540054  # two-sided 95 % quantile of the standard normal distri
 
 IN_DOCUMENTS = {"use_attribute_docstrings": True, "allow_inf_nan": False}  # read by pydantic only
 
-_RISE_TOLERANCE = 0.02  # relative; the steps count slightly different positions at the edges of a sequence
+_RISE_TOLERANCE = (
+    0.1  # relative: each step counts fewer positions at the edges, one in ten of a ten-token answer
+)
 _INFLATION_TOLERANCE = 0.05
 _KEY = re.compile(r"(full_acc|cond_acc)_(\d{1,3})(_total)?(?:_epoch)?")
 
@@ -140,7 +142,7 @@ def _contradiction(steps: Sequence[StepAccuracy]) -> str | None:
     for before, step in itertools.pairwise(steps):
         if before.full_acc is None or step.full_acc is None:
             continue
-        if step.full_acc > before.full_acc * (1 + _RISE_TOLERANCE):
+        if _rises(before, step):
             return (
                 f"full_acc_{step.step} ({step.full_acc:.4g}) is above full_acc_{before.step}"
                 f" ({before.full_acc:.4g}): a cumulative accuracy cannot rise, so these are not cumulative."
@@ -154,6 +156,14 @@ def _contradiction(steps: Sequence[StepAccuracy]) -> str | None:
             f" {ranks} ranks, as some speculators releases did."
         )
     return None
+
+
+def _rises(before: StepAccuracy, step: StepAccuracy) -> bool:
+    """Whether more chains hold at a step than before it, beyond what the edges of sequences explain."""
+    full_before, full = before.full_acc or 0.0, step.full_acc or 0.0
+    if before.positions and step.positions:
+        return full * step.positions > full_before * before.positions + 0.5
+    return full > full_before * (1 + _RISE_TOLERANCE)
 
 
 def wilson_interval(share: float, positions: int) -> Interval:

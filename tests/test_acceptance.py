@@ -119,6 +119,15 @@ class TestRefusedValues:
         assert estimate.estimated_acceptance_length is None
         assert "cannot rise" in estimate.reasons["estimated_acceptance_length"]
 
+    def test_fewer_positions_at_the_edges_are_no_rise(self):
+        # 3 right of 224, then the same 3 of 216
+        shares = {"full_acc_0": 3 / 224, "full_acc_1": 3 / 216}
+        counts = {"full_acc_0_total": 224, "full_acc_1_total": 216}
+        assert estimate_acceptance(shares).estimated_acceptance_length is not None
+        assert estimate_acceptance(shares | counts).estimated_acceptance_length is not None
+        more = shares | counts | {"full_acc_1": 4 / 216}
+        assert estimate_acceptance(more).estimated_acceptance_length is None
+
     @pytest.mark.parametrize("ranks", [2, 4])
     def test_accuracies_summed_over_ranks_are_noticed_inside_the_unit_interval(self, ranks):
         true_full, true_cond = [0.2, 0.12, 0.06], [0.2, 0.6 / ranks, 0.5 / ranks]
