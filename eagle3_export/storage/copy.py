@@ -28,7 +28,7 @@ _STEP_BYTES = 64 * 1024 * 1024
 _READ_BYTES = 1024 * 1024
 _UNSUPPORTED = {
     errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL,
-    errno.ENOTTY, errno.EPERM, errno.EBADF, errno.ETXTBSY,
+    errno.ENOTTY, errno.EPERM, errno.EBADF, errno.ENOTSOCK, errno.ETXTBSY,
 }  # fmt: skip
 
 
@@ -226,3 +226,5 @@ _WAYS: tuple[tuple[Method, Callable[[int, int, int, int, int], int]], ...] = (
     ("sendfile", _sendfile),
     ("read", _read_and_write),
 )
+if not hasattr(os, "copy_file_range"):  # macOS, whose sendfile is for sockets only (ENOTSOCK)
+    _WAYS = _WAYS[1:]

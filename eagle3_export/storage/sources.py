@@ -120,6 +120,8 @@ def open_sources(
 
 
 def _anonymous_clone(descriptor: int, directory: Path) -> int | None:
+    if not hasattr(os, "O_TMPFILE"):
+        return None
     try:
         while not directory.exists():
             directory = directory.parent

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 
 from eagle3_export.config import ExportConfig
 from eagle3_export.errors import StorageError
-from eagle3_export.export import export_checkpoint
+from eagle3_export.export import PreparedExport, export_checkpoint
 from eagle3_export.run_exports import RunExports, Save
 from eagle3_export.storage import copy
 from eagle3_export.storage.lock import output_lock
@@ -144,6 +145,30 @@ def test_training_goes_on_when_the_disk_is_full(
     exports.export(Save("1"))
     exports.finish(30)
     assert verify_export(place.out / "1", source=place.next).ok
+
+
+def test_a_rewrite_waits_for_the_export_unless_that_reads_a_private_clone(
+    reflink_directory: Path, ext4_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = threading.Event()
+    run = PreparedExport.run
+    monkeypatch.setattr(
+        PreparedExport, "run", lambda self, **kwargs: (release.wait(30), run(self, **kwargs))[1]
+    )
+    for directory, waits in ((reflink_directory / "rewrite", False), (ext4_directory / "rewrite", True)):
+        release.clear()
+        checkpoint = write_checkpoint(directory / "run" / "0")
+        kept = shutil.copytree(checkpoint, directory / "kept")
+        exports = RunExports(ExportConfig(), directory / "run", directory / "out")
+        exports.export(Save("0"))
+        assert exports.wait_for("0", 0.05) == (not waits)
+        if not waits:
+            with (checkpoint / "model.safetensors").open("r+b") as file:
+                file.write(bytes(1000))
+        release.set()
+        exports.finish(30)
+        assert verify_export(directory / "out" / "0", source=kept).ok
+        shutil.rmtree(directory)
 
 
 def test_quota(tmp_path: Path) -> None:
