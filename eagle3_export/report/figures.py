@@ -77,7 +77,12 @@ def _run_charts(run: Run) -> list[Chart]:
 
 
 def _labels(run: Run) -> list[str]:
-    return [export.name for export in run.exports]
+    return [_plain(export.name) for export in run.exports]
+
+
+def _plain(name: str) -> str:
+    """A name as matplotlib shows it, which reads a formula between dollar signs."""
+    return name.replace("$", r"\$")
 
 
 def _epochs(axes: Axes, labels: Sequence[str]) -> None:
@@ -194,7 +199,7 @@ def _conditional(export: ExportMetadata, step: int) -> float | None:
 
 def _estimate_against_measurement(axes: Axes, run: Run) -> None:
     points = [
-        (estimate_at(export, m.num_steps), m.acceptance_length, f"{export.name} @{m.num_steps}")
+        (estimate_at(export, m.num_steps), m.acceptance_length, f"{_plain(export.name)} @{m.num_steps}")
         for export in run.exports
         for m in measurements(export)
     ]
@@ -237,7 +242,7 @@ def _runs_by_epoch(axes: Axes, runs: Sequence[Run]) -> None:
                 axes.plot([x], [at_trained_depth], "D", markersize=6, color=colour)
         known = [(x, y) for x, y in enumerate(ys) if y is not None]
         if known:
-            ends.append((*known[-1], run.name, colour))
+            ends.append((*known[-1], _plain(run.name), colour))
     _epochs(axes, _labels(longest))
     _end_labels(axes, ends)
     _empty(axes, not ends, "No export has an estimate yet.")
@@ -290,7 +295,7 @@ def to_png(runs: Sequence[Run]) -> bytes:
     for number, (chart, where) in enumerate(zip(drawn, axes, strict=True)):
         _styled(where, chart)
         own = number - len(drawn) % RUN_CHARTS
-        prefix = f"{runs[own // RUN_CHARTS].name}: " if len(runs) > 1 and own >= 0 else ""
+        prefix = f"{_plain(runs[own // RUN_CHARTS].name)}: " if len(runs) > 1 and own >= 0 else ""
         where.set_title(prefix + chart.title, loc="left", fontsize=11, color=INKS["ink"])
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=144)
