@@ -21,9 +21,10 @@ from scripts.demo.world import DEMO, held_out_prompts, train_verifier, write_off
 from tests.sglang_cpu import serve
 
 CONFIG = Path("configs/demo.yaml")
-NUM_PROMPTS = 8
+NUM_PROMPTS = 24
 PROMPT_LENGTH = 32  # tokens
-NEW_TOKENS = 96
+# Short: a verifier this small soon repeats itself, which is easy to draft.
+NEW_TOKENS = 32
 
 
 def main() -> int:
