@@ -29,7 +29,9 @@ RELEASES: tuple[str, ...] = (
 OLDEST, NEWEST = RELEASES[0], RELEASES[-1]
 
 # Releases on which the plugin's classes were run against real SGLang by this package's own tests.
-PLUGIN_PROVEN_ON: tuple[str, ...] = ("0.5.23",)
+PLUGIN_PROVEN_ON: tuple[str, ...] = (
+    *("0.5.16", "0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.21", "0.5.22", "0.5.23"),
+)
 
 
 @dataclass(frozen=True, slots=True)
