@@ -150,11 +150,9 @@ def test_nothing_is_refused_that_could_be_encoded(
             first.setdefault(repr(found), name)
     num_layers = 5
     for architecture in first.values():
-        possible = {
-            classes.capture(architecture, ids, num_layers).layers
-            for size in (1, 2, 3)
-            for ids in itertools.permutations(range(-1, num_layers + 1), size)
-        }
+        lists = [ids for size in (1, 2, 3) for ids in itertools.permutations(range(-1, num_layers + 1), size)]
+        seen = [(ids, classes.capture(architecture, ids, num_layers).layers) for ids in lists]
+        possible = {layers for ids, layers in seen if layers is not None and len(layers) == len(ids)}
         for size in (1, 2, 3):
             for trained in itertools.combinations(range(num_layers + 1), size):
                 encoding = encode_aux_layer_ids(trained, architecture, num_layers, release)
