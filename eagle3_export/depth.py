@@ -72,7 +72,7 @@ def recommend_depth(metadata: ExportMetadata, *, cost_ratio: float | None = None
         lengths, kind = measured, "measured"
     where = "as given"
     if cost_ratio is None and metadata.measured is not None:
-        timed = [m for m in metadata.measured.measurements if m.tokens_per_second]
+        timed = _comparable_times(metadata.measured.measurements)
         if len({m.num_steps for m in timed}) > 1:
             return _fastest(timed)
         cost_ratio, where = metadata.measured.cost_ratio, "as measured"
@@ -94,6 +94,13 @@ def recommend_depth(metadata: ExportMetadata, *, cost_ratio: float | None = None
         None,
         f"{what}. What a draft step costs is not known; `eagle3-export measure --sweep` finds it.",
     )
+
+
+def _comparable_times(measurements: Sequence[Measurement]) -> list[Measurement]:
+    """Those with a throughput; only those with a speed-up too where others have one, for then theirs was noise."""
+    timed = [m for m in measurements if m.tokens_per_second]
+    sped = [m for m in timed if m.speedup]
+    return sped or timed
 
 
 def _fastest(timed: Sequence[Measurement]) -> Recommendation:

@@ -198,6 +198,17 @@ class TestDepth:
             metadata = with_measurement(metadata, measurement(num_steps=depth, tokens_per_second=speed))
         assert recommend_depth(metadata).num_steps == 5
 
+    def test_a_time_that_was_noise_does_not_decide(self):
+        metadata = export(metrics=accuracies(0.8, 0.6, 0.4))
+        noise = {"speedup": None, "tokens_per_second": 900.0, "reasons": {"speedup": "The machine was busy."}}
+        for depth, changes in (
+            (1, noise),
+            (3, {"speedup": 1.5}),
+            (5, {"speedup": 1.4, "tokens_per_second": 45.0}),
+        ):
+            metadata = with_measurement(metadata, measurement(num_steps=depth, **changes))
+        assert recommend_depth(metadata).num_steps == 3
+
     def test_one_measured_speed_up_gives_the_cost(self):
         # 2.8 tokens a step at 2.1 times the speed: a step costs 4/3, three draft steps 1/3, one 1/9.
         metadata = with_measurement(

@@ -118,7 +118,9 @@ def _which(run: Run, best: ExportMetadata) -> Answer:
 
 def _depth(best: ExportMetadata) -> Answer:
     advice = recommend_depth(best)
-    return Answer("At what depth?", f"{advice.num_steps} draft steps", advice.reason)
+    return Answer(
+        "At what depth?", f"{advice.num_steps} draft step{'s' * (advice.num_steps != 1)}", advice.reason
+    )
 
 
 def _sure(best: ExportMetadata) -> Answer:
