@@ -9,6 +9,7 @@ from typing import Any
 
 from eagle3_export.draft import Draft
 from eagle3_export.findings import Finding, Level, finding
+from eagle3_export.sglang.aux_layer_table import TARGET_CLASSES
 from eagle3_export.sglang.aux_layers import AuxEncoding, encode_aux_layer_ids, first_supporting
 from eagle3_export.sglang.capabilities import (
     NEWEST,
@@ -167,7 +168,8 @@ def _class_advice(architecture: str) -> str:
 def _architecture(draft: Draft, target: ServingTarget) -> str | None:
     known = target.verifier.architectures if target.verifier is not None else ()
     candidates = known or draft.verifier_architectures
-    return candidates[0] if candidates else None
+    # SGLang takes the first class that it knows (0.5.23, `ModelRegistry.resolve_model_cls`).
+    return next((name for name in candidates if name in TARGET_CLASSES), next(iter(candidates), None))
 
 
 def _layers(target: ServingTarget) -> int | None:

@@ -15,7 +15,6 @@ FLOAT_DTYPES: Mapping[str, str] = {
     "BF16": "bfloat16",
     "F16": "float16",
     "F32": "float32",
-    "F64": "float64",
 }
 INTEGER_DTYPES = ("I64", "I32")
 MASK_DTYPES = ("BOOL", "U8")
@@ -206,8 +205,8 @@ def _check_dtypes(tensors: Mapping[str, TensorEntry], expected: Mapping[str, Sha
         if entry.dtype not in FLOAT_DTYPES:
             raise CheckpointError(
                 f"{where}: {name} is {entry.dtype}.",
-                why="Quantised drafts are not exported.",
-                remedy="Export the unquantised checkpoint.",
+                why="SGLang serves drafts in bfloat16, float16 or float32; quantised ones are not exported.",
+                remedy="Export the unquantised checkpoint in one of these.",
             )
         seen.setdefault(entry.dtype, name)
     if len(seen) > 1:

@@ -39,6 +39,7 @@ def fetch_wheel(version: str, directory: Path) -> Wheel:
     found = sorted(directory.glob(f"sglang-{version}-*.whl"))
     if not found:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+        command += ["--retries", "1", "--timeout", "30"]
         # Wheels may be built for one Python only; none is run here.
         command += ["--python-version", "3.11", "--dest", str(directory), f"sglang=={version}"]
         result = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -187,6 +187,7 @@ CONTRADICTIONS: list[tuple[str, Callable[[Config], object], Callable[[Tensors], 
     ("MoE", nothing, add_tensor("layers.0.mlp.experts.0.up_proj.weight", bf16(4)), "experts.0.*mixture of experts"),
     ("packed weights", nothing, add_tensor("layers.0.mlp.up_proj.weight_packed", ("I32", (1,), bytes(4))), "quantised"),
     ("quantised tensor", nothing, add_tensor("fc.weight", ("F8_E4M3", (16, 48), bytes(768))), "fc.weight is F8_E4M3"),
+    ("too wide a dtype", nothing, add_tensor("fc.weight", ("F64", (16, 48), bytes(6144))), "fc.weight is F64"),
     ("quantization_config", set_flag("quantization_config", {"quant_method": "fp8"}), nothing, "quantised"),
     ("mixed dtypes", nothing, add_tensor("norm.weight", ("F32", (16,), bytes(64))), "mixes dtypes"),
     ("both norms", set_flag("fc_norm", True), nothing, "norm_before_fc and fc_norm"),
@@ -357,6 +358,26 @@ def test_all_checkpoints_of_a_run_in_order(tmp_path: Path) -> None:
     assert [path.name for path in find_checkpoints(tmp_path)] == ["0", "2", "10", "interrupted"]
     with pytest.raises(CheckpointError):
         find_checkpoints(tmp_path / "absent")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", ["llama", "qwen3"])
+def test_keys_left_out_mean_what_transformers_makes_of_them(model_type: str) -> None:
+    from transformers import AutoConfig
+
+    theirs = AutoConfig.for_model(model_type)
+    config = {
+        "speculators_model_type": "eagle3",
+        "transformer_layer_config": {"model_type": model_type},
+        "draft_vocab_size": 32000,
+    }
+    ours = parse_draft(config, "config.json")
+    assert ours.num_layers == theirs.num_hidden_layers
+    same = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+            "max_position_embeddings", "rms_norm_eps", "initializer_range", "hidden_act", "attention_bias")  # fmt: skip
+    assert {key: getattr(ours, key) for key in same} == {key: getattr(theirs, key) for key in same}
+    assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
+    assert ours.rope.type == theirs.rope_parameters["rope_type"]
 
 
 JSON = st.recursive(

@@ -14,6 +14,7 @@ from eagle3_export.compatibility import Finding, ServingPlan, check, check_train
 from eagle3_export.draft import parse_draft
 from eagle3_export.errors import IncompatibleDraftError, UsageError
 from eagle3_export.findings import WORDINGS
+from eagle3_export.sglang.capabilities import PLUGIN_PROVEN_ON, RELEASES
 from eagle3_export.sglang.target import ServingTarget
 from eagle3_export.verifier import Verifier, parse_verifier, read_verifier
 from tests.drafts import CONFIG, Tensor, write_checkpoint
@@ -120,8 +121,10 @@ def test_the_plugins_class_also_computes_norm_before_residual(plain: Checkpoint)
 
 def test_a_release_the_plugin_never_ran_on_is_a_finding(plain: Checkpoint) -> None:
     draft = changed(plain, layer_arch="qwen3")
-    assert "plugin-unproven" in levels(check(draft, target("0.5.14")))
-    assert "plugin-unproven" not in levels(check(draft, target("0.5.23")))
+    unproven = [release for release in RELEASES[RELEASES.index("0.5.12") :] if release not in PLUGIN_PROVEN_ON]
+    assert "plugin-unproven" in levels(check(draft, target(unproven[0])))
+    assert "plugin-unproven" not in levels(check(draft, target(PLUGIN_PROVEN_ON[-1])))
+    assert check(changed(plain, norm_before_fc=False), target(unproven[0])) == []
 
 
 @pytest.mark.parametrize(

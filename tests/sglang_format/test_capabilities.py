@@ -6,7 +6,7 @@ import pytest
 
 from eagle3_export.errors import UsageError
 from eagle3_export.sglang.capabilities import NEWEST, OLDEST, RELEASES, capabilities, releases_up_to
-from tests.sglang_format.wheels import derive_capabilities, wheel
+from tests.sglang_format.wheels import derive_capabilities, render_table, wheel
 
 
 @pytest.mark.slow
@@ -56,3 +56,18 @@ def test_releases_between_beyond_and_before() -> None:
 def test_releases_are_in_order() -> None:
     assert releases_up_to(NEWEST) == list(RELEASES)
     assert releases_up_to("0.5.4") == list(RELEASES[: RELEASES.index("0.5.4") + 1])
+
+
+def test_the_written_table_holds_only_changes() -> None:
+    per_release = {
+        "1.0": {"A": "plain"},
+        "1.1": {"A": "plain", "B": "first is one"},
+        "1.2": {"A": "plain, final"},
+        "1.3": {"A": "plain, final", "B": "plain"},
+    }
+    namespace: dict[str, object] = {}
+    exec(render_table(per_release), namespace)
+    assert namespace["TARGET_CLASSES"] == {
+        "A": (("1.0", "plain"), ("1.2", "plain, final")),
+        "B": (("1.1", "first is one"), ("1.2", None), ("1.3", "plain")),
+    }
