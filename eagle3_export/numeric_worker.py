@@ -13,6 +13,7 @@ import json
 import socket
 import sys
 import traceback
+from importlib import metadata
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -192,9 +193,14 @@ def start_sglang(*, plugin: bool) -> None:
         from eagle3_export.serving.plugin import activate
 
         activate()
-    from sglang.srt.distributed.bootstrap import init_parallel_runtime
-    from sglang.srt.runtime_context import SpawnRanks, publish
-    from sglang.srt.server_args import ServerArgs
+    try:
+        from sglang.srt.distributed.bootstrap import init_parallel_runtime
+        from sglang.srt.runtime_context import SpawnRanks, publish
+        from sglang.srt.server_args import ServerArgs
+    except ImportError as error:
+        sys.exit(
+            f"The numeric check is written for SGLang 0.5.23; {metadata.version('sglang')} lacks a part: {error}"
+        )
 
     arguments = ServerArgs(
         model_path="dummy", device="cpu", dtype="float32", attention_backend="torch_native"

@@ -5,14 +5,15 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections.abc import Iterable
 from copy import deepcopy
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from eagle3_export import numeric
+from eagle3_export.config import ExportConfig
 from eagle3_export.errors import UsageError
 from eagle3_export.export import export_checkpoint
 from eagle3_export.serving import keys, plugin
@@ -40,30 +41,39 @@ KEYS = (
     "layers.1.hidden_norm.weight",
     "lm_head.weight",
 )
-FULL_VOCABULARY = SimpleNamespace(vocab_size=64, draft_vocab_size=64)
-REDUCED_VOCABULARY = SimpleNamespace(vocab_size=64, draft_vocab_size=32)
+
+
+def refuse(names: Iterable[str], *, vocabulary_map: bool = False, embedding: bool = True) -> None:
+    keys.refuse_unless_complete(list(names), PARAMETERS, vocabulary_map=vocabulary_map, embedding=embedding)
 
 
 def test_complete_weights_pass() -> None:
-    keys.refuse_unless_complete(KEYS, PARAMETERS, FULL_VOCABULARY)
-    keys.refuse_unless_complete([*KEYS, "d2t", "t2d"], PARAMETERS, REDUCED_VOCABULARY)
+    refuse(KEYS)
+    refuse([*KEYS, "d2t", "t2d"], vocabulary_map=True)
 
 
 @pytest.mark.parametrize("lost", KEYS)
 def test_a_missing_tensor_is_named(lost: str) -> None:
     with pytest.raises(ValueError, match="missing") as refusal:
-        keys.refuse_unless_complete([key for key in KEYS if key != lost], PARAMETERS, FULL_VOCABULARY)
+        refuse(key for key in KEYS if key != lost)
     assert lost.replace("midlayer", "layers.0") in str(refusal.value)
 
 
 def test_an_unknown_tensor_is_named() -> None:
     with pytest.raises(ValueError, match=r"unknown: layers\.0\.self_attn\.q_norm\.weight"):
-        keys.refuse_unless_complete([*KEYS, "midlayer.self_attn.q_norm.weight"], PARAMETERS, FULL_VOCABULARY)
+        refuse([*KEYS, "midlayer.self_attn.q_norm.weight"])
+
+
+def test_only_a_trained_embedding_must_be_there() -> None:
+    without = [key for key in KEYS if key != "embed_tokens.weight"]
+    refuse(without, embedding=False)
+    with pytest.raises(ValueError, match=r"missing: embed_tokens\.weight"):
+        refuse(without)
 
 
 def test_a_reduced_vocabulary_needs_its_map() -> None:
     with pytest.raises(ValueError, match="missing: d2t"):
-        keys.refuse_unless_complete(KEYS, PARAMETERS, REDUCED_VOCABULARY)
+        refuse(KEYS, vocabulary_map=True)
 
 
 def test_activation_leaves_the_import_to_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +136,10 @@ def test_sampled_drafts_are_computed_as_trained(tmp_path: Path) -> None:
             edit_config=lambda old, new=config: old.update(new),
             edit_tensors=lambda old, new=tensors: (old.clear(), old.update(new)),
         )
-        result = export_checkpoint(source, tmp_path / f"{write.__name__}-export")
+        embedding = "drop" if write is write_qk_norms else "keep"
+        result = export_checkpoint(
+            source, tmp_path / f"{write.__name__}-export", ExportConfig(embed_tokens=embedding)
+        )
         requests.append(
             numeric.NumericCase(str(result.directory), str(source), True, window_flag(result), context=16)
         )

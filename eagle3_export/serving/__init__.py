@@ -1,5 +1,4 @@
-"""What runs inside SGLang's processes. Imports nothing else of this package, and SGLang only when SGLang
-does.
+"""What runs inside SGLang's processes. Imports nothing else of this package.
 
 Two ways in, both without configuration of ours:
 

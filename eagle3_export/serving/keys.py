@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import Any
 
 # SGLang stacks these (models/llama_eagle3.py, stacked_params_mapping)
 STACKED = {
@@ -14,9 +13,7 @@ VOCABULARY_MAPS = ("d2t", "t2d")
 
 
 def expected_keys(parameters: Iterable[str]) -> set[str]:
-    """Checkpoint keys that fill `parameters`, without the prefix `model.` and with `layers.0` for
-    `midlayer`.
-    """
+    """Keys that fill `parameters`, without the prefix `model.`, and with `layers.0` for `midlayer`."""
     keys: set[str] = set()
     for parameter in parameters:
         name = parameter.removeprefix("model.")
@@ -25,13 +22,20 @@ def expected_keys(parameters: Iterable[str]) -> set[str]:
     return keys
 
 
-def refuse_unless_complete(keys: Collection[str], parameters: Collection[str], config: Any) -> None:
-    """Raise ValueError unless `keys` fill every one of `parameters` and none is left over."""
+def refuse_unless_complete(
+    keys: Collection[str], parameters: Collection[str], *, vocabulary_map: bool, embedding: bool
+) -> None:
+    """Raise ValueError unless `keys` fill every one of `parameters` and none is left over.
+
+    Args:
+        vocabulary_map: whether the draft needs one (`d2t`).
+        embedding: whether the draft needs its own; else SGLang puts the target's in its place.
+    """
     found = {key.removeprefix("model.").replace("midlayer.", "layers.0.") for key in keys}
     expected = expected_keys(parameters)
-    missing = expected - found
-    if config.draft_vocab_size != config.vocab_size and "d2t" not in found:
-        missing.add("d2t")
+    missing = (expected | ({"d2t"} if vocabulary_map else set())) - found
+    if not embedding:
+        missing.discard("embed_tokens.weight")
     unknown = found - expected - set(VOCABULARY_MAPS)
     if not missing and not unknown:
         return

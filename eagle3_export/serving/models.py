@@ -8,7 +8,7 @@ that SGLang has built gets a subclass of its own class, which changes one thing 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -39,9 +39,7 @@ class NormBeforeResidualLayer(stock.LlamaDecoderLayer):
         forward_batch: Any,
         residual: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """`embeds` and `hidden_states`: [tokens, hidden]; returns the MLP's output and the residual to
-        add to it.
-        """
+        """`embeds`, `hidden_states`: [tokens, hidden]. Returns the MLP's output and the residual to add."""
         residual = self.hidden_norm(hidden_states)
         hidden_states = torch.cat([self.input_layernorm(embeds), residual], dim=-1)
         hidden_states = self.self_attn(
@@ -52,20 +50,17 @@ class NormBeforeResidualLayer(stock.LlamaDecoderLayer):
 
 
 class LlamaForCausalLMEagle3(stock.LlamaForCausalLMEagle3):
-    """SGLang's class, and `norm_before_residual` of the config honoured. Without that key, SGLang's to
-    the bit.
-    """
+    """SGLang's class with the config's `norm_before_residual` honoured; without that key, to the bit as it is."""
 
     def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
         super().__init__(config, quant_config, prefix)
         if getattr(config, "norm_before_residual", False):
             self.model.layers[0].__class__ = NormBeforeResidualLayer
+            logger.info("eagle3-export: the draft's first layer normalises before it takes the residual")
 
 
 class QKNormAttention(LlamaAttention):
-    """Attention with RMSNorm over the head dimension of queries and keys, before the rotation (qwen3
-    style).
-    """
+    """Attention with RMSNorm on each head of queries and keys, before the rotation (qwen3 style)."""
 
     def forward_prepare_native(
         self, positions: Tensor, hidden_states: Tensor
@@ -123,9 +118,7 @@ class SingleAuxLayerModel(stock.LlamaModel):
 
 
 class Eagle3ExportLlamaForCausalLM(LlamaForCausalLMEagle3):
-    """For drafts of which SGLang's own class would drop or skip something. Refuses incomplete or unknown
-    weights.
-    """
+    """For drafts of which SGLang's own class would drop or skip something. Refuses weights that do not fit."""
 
     def __init__(self, config: Any, quant_config: Any = None, prefix: str = "") -> None:
         super().__init__(config, quant_config, prefix)
@@ -146,7 +139,7 @@ class Eagle3ExportLlamaForCausalLM(LlamaForCausalLMEagle3):
             if index > 0:
                 del (
                     layer.input_layernorm
-                )  # SGLang builds it and never uses it: layers above 0 have no embeddings
+                )  # SGLang builds it and uses hidden_norm: there are no embeddings here
         self._windows = _set_sliding_windows(self.model.layers, own.get("sliding_window"))
 
     def get_attention_sliding_window_size(self) -> int | None:
@@ -162,23 +155,30 @@ class Eagle3ExportLlamaForCausalLM(LlamaForCausalLMEagle3):
             super().set_embed(embed)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """As SGLang loads them, after a check that every parameter gets a tensor and every tensor a
-        parameter.
+        """As SGLang loads them; then every parameter must have had its tensors, and every tensor a parameter.
 
         Raises:
-            ValueError: a tensor is missing or unknown; SGLang alone would serve such a draft at an accept
-            length
-                near 1 without a word.
+            ValueError: a tensor is missing or unknown. SGLang alone would serve such a draft without a word, at an
+                accept length near 1.
         """
-        by_name = dict(weights)
-        refuse_unless_complete(by_name, dict(self.named_parameters()), self.config)
-        super().load_weights(by_name.items())
+        names: list[str] = []
+
+        def noted() -> Iterator[tuple[str, Tensor]]:
+            for name, tensor in weights:
+                names.append(name)
+                yield name, tensor
+
+        super().load_weights(noted())
+        refuse_unless_complete(
+            names,
+            [name for name, _ in self.named_parameters()],
+            vocabulary_map=self.config.draft_vocab_size != self.config.vocab_size,
+            embedding=self.keep_embed_tokens,
+        )
 
 
 def _add_norm_before_fc(model: stock.LlamaModel, config: Any) -> None:
-    """RMSNorm over the concatenated aux hidden states, in releases whose LlamaModel lacks it (before
-    0.5.17).
-    """
+    """RMSNorm over all aux hidden states at once, in releases whose LlamaModel lacks it (before 0.5.17)."""
     wanted = (getattr(config, "eagle_config", None) or {}).get(
         "norm_before_fc", getattr(config, "norm_before_fc", False)
     )
@@ -222,7 +222,8 @@ def _add_qk_norm(layer: Any, config: Any) -> None:
 def _set_sliding_windows(layers: Any, keys_seen: list[int | None] | None) -> list[int] | None:
     """Give each layer its window; returns the windows set, or None where the config says nothing.
 
-    SGLang counts the keys before the query, the config the keys that the query sees, itself included.
+    SGLang counts the keys before the query, the config the keys that the query sees, itself included. What the
+    config says counts, whatever `--speculative-draft-window-size` says.
     """
     if keys_seen is None:
         return None

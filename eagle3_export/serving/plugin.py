@@ -14,8 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 def activate() -> None:
-    """Entry point `sglang.srt.plugins`: SGLang calls it once in each of its processes, before it loads a
-    model.
+    """Entry point `sglang.srt.plugins`: SGLang calls it in each of its processes, before it loads a model.
 
     Importing SGLang's registry imports all of its models, which takes seconds, and most of its processes
     never need one. So where the registry is not imported yet, and nobody else uses the variable, name
@@ -30,9 +29,7 @@ def activate() -> None:
 
 
 def register() -> None:
-    """Register the classes now. Replaces SGLang's `LlamaForCausalLMEagle3` by its subclass of the same
-    name.
-    """
+    """Register the classes now; SGLang's `LlamaForCausalLMEagle3` gives way to its subclass of that name."""
     from sglang.srt.models.registry import ModelRegistry
 
     from eagle3_export.serving.models import EntryClass
