@@ -130,7 +130,7 @@ def run_coverage(save_path: str | Path, draft_to_target: Iterable[int] | None) -
             frequencies if draft_to_target is None else (i + int(d) for i, d in enumerate(draft_to_target))
         )
         return draft_vocabulary_coverage(frequencies, targets, source=path.name)
-    except CheckpointError as error:
+    except (CheckpointError, OSError) as error:
         logger.info("The coverage of the draft vocabulary stays unknown: %s", error)
         return None
 
