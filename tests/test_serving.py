@@ -64,6 +64,10 @@ def test_an_unknown_tensor_is_named() -> None:
         refuse([*KEYS, "midlayer.self_attn.q_norm.weight"])
 
 
+def test_scales_come_from_no_checkpoint() -> None:
+    assert keys.expected_keys(["model.layers.0.self_attn.qkv_proj.weight_scale"]) == set()
+
+
 def test_only_a_trained_embedding_must_be_there() -> None:
     without = [key for key in KEYS if key != "embed_tokens.weight"]
     refuse(without, embedding=False)

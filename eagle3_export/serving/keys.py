@@ -13,10 +13,15 @@ VOCABULARY_MAPS = ("d2t", "t2d")
 
 
 def expected_keys(parameters: Iterable[str]) -> set[str]:
-    """Keys that fill `parameters`, without the prefix `model.`, and with `layers.0` for `midlayer`."""
+    """Keys that fill `parameters`, without the prefix `model.`, and with `layers.0` for `midlayer`.
+
+    Weights and biases only: the scales of a draft that SGLang quantises itself come from no checkpoint.
+    """
     keys: set[str] = set()
     for parameter in parameters:
         name = parameter.removeprefix("model.")
+        if not name.endswith((".weight", ".bias")):
+            continue
         stack = next((stack for stack in STACKED if stack in name), None)
         keys.update([name] if stack is None else [name.replace(stack, part) for part in STACKED[stack]])
     return keys

@@ -124,6 +124,7 @@ class Eagle3ExportLlamaForCausalLM(LlamaForCausalLMEagle3):
         super().__init__(config, quant_config, prefix)
         own = getattr(config, "eagle3_export", None) or {}
         self.keep_embed_tokens = bool(own.get("keep_embed_tokens"))
+        self._loaded = False
         _add_norm_before_fc(self.model, config)
         if self.model.num_aux_hidden_states == 1 and self.model.hidden_size_in == config.hidden_size:
             self.model.__class__ = SingleAuxLayerModel
@@ -157,10 +158,15 @@ class Eagle3ExportLlamaForCausalLM(LlamaForCausalLMEagle3):
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """As SGLang loads them; then every parameter must have had its tensors, and every tensor a parameter.
 
+        Later calls, which update some of the weights of a running server, are SGLang's alone.
+
         Raises:
             ValueError: a tensor is missing or unknown. SGLang alone would serve such a draft without a word, at an
                 accept length near 1.
         """
+        if self._loaded:
+            super().load_weights(weights)
+            return
         names: list[str] = []
 
         def noted() -> Iterator[tuple[str, Tensor]]:
@@ -175,6 +181,7 @@ class Eagle3ExportLlamaForCausalLM(LlamaForCausalLMEagle3):
             vocabulary_map=self.config.draft_vocab_size != self.config.vocab_size,
             embedding=self.keep_embed_tokens,
         )
+        self._loaded = True
 
 
 def _add_norm_before_fc(model: stock.LlamaModel, config: Any) -> None:
