@@ -1,17 +1,12 @@
-"""Writing and reading ``metadata.json`` of an export and ``index.json`` of a run."""
+"""``metadata.json`` of an export: built when it is written, completed when validation or a server has spoken."""
 
 from __future__ import annotations
 
-import json
 import platform
 import sys
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
 from importlib import metadata as installed
-from pathlib import Path
-from typing import Any, TypeVar
-
-from pydantic import BaseModel, ValidationError
+from typing import Any
 
 from eagle3_export import __version__
 from eagle3_export.acceptance import (
@@ -22,9 +17,9 @@ from eagle3_export.acceptance import (
     estimate_acceptance,
     step_accuracies,
 )
-from eagle3_export.errors import ExportInvalidError
+from eagle3_export.documents import read_index, read_metadata, to_json, utc_now
+from eagle3_export.index import build_index, choose_best, in_training_order
 from eagle3_export.schema import (
-    SCHEMA_VERSION,
     ExportIndex,
     ExportMetadata,
     FindingRecord,
@@ -59,12 +54,8 @@ __all__ = [
     "with_metrics",
 ]
 
-MAX_DOCUMENT_BYTES = 16 << 20
-
 NOT_VALIDATED = "This checkpoint has not been validated yet."
 NOT_MEASURED = "Not measured on a server yet; `eagle3-export measure` does it."
-
-_Document = TypeVar("_Document", bound=BaseModel)
 
 
 def build_metadata(
@@ -199,149 +190,6 @@ def _acceptance_values(
     return {**leading, "acceptance": estimate, "reasons": {**kept, **why}}
 
 
-def build_index(
-    exports: Sequence[ExportMetadata], *, latest: str | None = None, best: str | None = None
-) -> ExportIndex:
-    """List a run's exports in order of training.
-
-    Args:
-        exports: their metadata, in any order.
-        latest: name the ``latest`` pointer has; default: the one saved last.
-        best: name the ``best`` pointer has; default: :func:`choose_best`.
-    """
-    ordered = in_training_order(exports)
-    latest = latest or (ordered[-1].name if ordered else None)
-    best = best or choose_best(ordered)
-    reasons = {}
-    if latest is None:
-        reasons["latest"] = "Nothing has been exported yet."
-    if best is None:
-        reasons["best"] = "No export has an estimate from validation yet."
-    return ExportIndex(
-        latest=latest,
-        best=best,
-        updated_at=utc_now(),
-        exports=[_index_entry(export) for export in ordered],
-        reasons=reasons,
-    )
-
-
-def choose_best(exports: Sequence[ExportMetadata]) -> str | None:
-    """Name of the export with the highest estimate from validation, the later one of two that are equal.
-
-    Only estimates on the scale of most are compared: a geometric one does not count the bonus token.
-    """
-    rated = [
-        export
-        for export in exports
-        if export.acceptance.source == "validation" and export.estimated_acceptance_length is not None
-    ]
-    methods = [export.acceptance.includes_bonus_token for export in rated]
-    comparable = [e for e in rated if e.acceptance.includes_bonus_token == max(methods, key=methods.count)]
-    if not comparable:
-        return None
-    return max(comparable, key=lambda e: (e.estimated_acceptance_length or 0.0, _training_order(e))).name
-
-
-def in_training_order(exports: Sequence[ExportMetadata]) -> list[ExportMetadata]:
-    """The exports as training saved them; those that do not know their step come last."""
-    return sorted(exports, key=_training_order)
-
-
-def _training_order(export: ExportMetadata) -> tuple[bool, int, int, str]:
-    step = export.global_step
-    return step is None, step or 0, export.epoch if export.epoch is not None else -1, export.created_at
-
-
-def _index_entry(export: ExportMetadata) -> IndexEntry:
-    acceptance, measured = export.acceptance, export.measured
-    values: dict[str, Any] = {
-        "name": export.name,
-        "epoch": export.epoch,
-        "global_step": export.global_step,
-        "full_acc_0": export.full_acc_0,
-        "estimated_acceptance_length": export.estimated_acceptance_length,
-        "measured_acceptance_length": measured.acceptance_length if measured else None,
-        "measured_num_steps": measured.num_steps if measured else None,
-        "acceptance_source": acceptance.source,
-        "acceptance_method": acceptance.method,
-        "acceptance_num_steps": acceptance.num_steps,
-        "includes_bonus_token": acceptance.includes_bonus_token,
-        "per_depth": {str(row.num_steps): row.acceptance_length for row in acceptance.per_depth},
-        "kind": export.source.kind,
-        "created_at": export.created_at,
-        "bytes": export.weights.bytes,
-        "seconds": export.weights.seconds,
-    }
-    known = {
-        **export.reasons,
-        "measured_acceptance_length": export.reasons.get("measured", ""),
-        "measured_num_steps": export.reasons.get("measured", ""),
-        "acceptance_source": acceptance.reasons.get("source", ""),
-        "acceptance_method": acceptance.reasons.get("method", ""),
-        "acceptance_num_steps": acceptance.reasons.get("num_steps", ""),
-        "includes_bonus_token": acceptance.reasons.get("includes_bonus_token", ""),
-    }
-    return IndexEntry(**values, reasons={name: known[name] for name, v in values.items() if v is None})
-
-
-def to_json(document: BaseModel) -> bytes:
-    """The document as strict JSON: no NaN, no infinity, keys in the model's order, a newline at the end."""
-    content = document.model_dump(mode="json")
-    return (json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False) + "\n").encode()
-
-
-def read_metadata(path: str | Path) -> ExportMetadata:
-    """Read ``metadata.json``, or that of an export directory.
-
-    Raises:
-        ExportInvalidError: the file is missing, is no strict JSON or does not follow the schema.
-    """
-    path = Path(path)
-    if path.is_dir():
-        path = path / "metadata.json"
-    return _read(path, ExportMetadata)
-
-
-def read_index(path: str | Path) -> ExportIndex:
-    """Read ``index.json``, or that of a run's output directory.
-
-    Raises:
-        ExportInvalidError: the file is missing, is no strict JSON or does not follow the schema.
-    """
-    path = Path(path)
-    if path.is_dir():
-        path = path / "index.json"
-    return _read(path, ExportIndex)
-
-
-def _read(path: Path, model: type[_Document]) -> _Document:
-    remedy = "Export the checkpoint again."
-    try:
-        if path.stat().st_size > MAX_DOCUMENT_BYTES:
-            raise ExportInvalidError(f"{path} has {path.stat().st_size} bytes.", remedy=remedy)
-        content = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
-        version = content.get("schema_version") if isinstance(content, dict) else None
-        if isinstance(version, int) and version > SCHEMA_VERSION:
-            raise ExportInvalidError(
-                f"{path} follows schema_version {version}; this release knows {SCHEMA_VERSION}.",
-                remedy="Update eagle3-export.",
-            )
-        return model.model_validate(content)
-    except OSError as error:
-        raise ExportInvalidError(f"{path} cannot be read: {error.strerror}.", remedy=remedy) from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the document"
-        raise ExportInvalidError(f"{path}: {where}: {first['msg']}.", remedy=remedy) from error
-    except (ValueError, RecursionError) as error:
-        raise ExportInvalidError(f"{path} is not strict JSON: {error}.", remedy=remedy) from error
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a JSON number")
-
-
 def loaded_versions() -> dict[str, str]:
     """Releases of this package, Python, and of those training libraries that this process has loaded."""
     versions = {"eagle3_export": __version__, "python": platform.python_version()}
@@ -349,8 +197,3 @@ def loaded_versions() -> dict[str, str]:
         if name in sys.modules:
             versions[name] = installed.version(name)
     return versions
-
-
-def utc_now() -> str:
-    """The current time as the documents write it."""
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -9,7 +9,8 @@ from string import Template
 from typing import Any
 
 from eagle3_export.metadata import utc_now
-from eagle3_export.report.figures import RUN_CHARTS, Chart, charts, css_variables, to_svg
+from eagle3_export.report.charts import RUN_CHARTS, Chart, charts
+from eagle3_export.report.figures import css_variables, to_svg
 from eagle3_export.report.runs import Run, answers
 from eagle3_export.report.tabular import depth_columns, row
 
