@@ -8,12 +8,15 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Literal, Optional
+from typing import TYPE_CHECKING, Annotated, Literal, Optional
 
 import typer
 
 from eagle3_export import __version__, cli_numbers
 from eagle3_export.cli_output import Json, echo, echo_conversion, echo_findings, print_json, reporting
+
+if TYPE_CHECKING:
+    from eagle3_export.convert import Conversion
 
 app = typer.Typer(
     name="eagle3-export",
@@ -104,6 +107,48 @@ def convert(
                     typer.echo(os.fspath(conversion.directory))
         if any(conversion.error is not None for conversion in conversions):
             raise typer.Exit(1)
+
+
+@app.command()
+def watch(
+    save_path: Annotated[Path, typer.Argument(help="The save_path of a run that is training.")],
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Argument(help="Where exports go. [default: <save_path>-sglang]"),
+    ] = None,
+    sglang_version: SglangVersion = None,
+    runtime: RuntimeChoice = "auto",
+    embed_tokens: EmbedTokens = "keep",
+    keep_last: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--keep-last", min=1, help="Exports to keep; the newest and the best always stay."),
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Export what is complete now, then end.")] = False,
+    stop_file: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--stop-file", help="End once this file exists, after a last look."),
+    ] = None,
+) -> None:
+    """Export each checkpoint of a running training once it is complete; ends on Ctrl+C or SIGTERM."""
+    with reporting(as_json=False):
+        from eagle3_export.config import DEFAULT_SGLANG_VERSION, ExportConfig
+        from eagle3_export.watch import watch_run
+
+        config = ExportConfig(
+            output_dir=None if out is None else os.fspath(out),
+            sglang_version=sglang_version or DEFAULT_SGLANG_VERSION,
+            runtime=runtime,
+            embed_tokens=embed_tokens,
+            keep_last=keep_last,
+        )
+        if not watch_run(save_path, config, once=once, stop_file=stop_file, report=_echo_export):
+            raise typer.Exit(1)
+
+
+def _echo_export(conversion: Conversion) -> None:
+    echo_conversion(conversion)
+    if conversion.result is not None:
+        typer.echo(os.fspath(conversion.result.directory))
 
 
 @app.command()
