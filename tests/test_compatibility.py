@@ -16,6 +16,7 @@ from eagle3_export.errors import IncompatibleDraftError, UsageError
 from eagle3_export.findings import WORDINGS
 from eagle3_export.sglang.capabilities import PLUGIN_PROVEN_ON, RELEASES
 from eagle3_export.sglang.target import ServingTarget
+from eagle3_export.training_config import draft_from_training
 from eagle3_export.verifier import Verifier, parse_verifier, read_verifier
 from tests.drafts import CONFIG, Tensor, write_checkpoint
 
@@ -121,7 +122,9 @@ def test_the_plugins_class_also_computes_norm_before_residual(plain: Checkpoint)
 
 def test_a_release_the_plugin_never_ran_on_is_a_finding(plain: Checkpoint) -> None:
     draft = changed(plain, layer_arch="qwen3")
-    unproven = [release for release in RELEASES[RELEASES.index("0.5.12") :] if release not in PLUGIN_PROVEN_ON]
+    unproven = [
+        release for release in RELEASES[RELEASES.index("0.5.12") :] if release not in PLUGIN_PROVEN_ON
+    ]
     assert "plugin-unproven" in levels(check(draft, target(unproven[0])))
     assert "plugin-unproven" not in levels(check(draft, target(PLUGIN_PROVEN_ON[-1])))
     assert check(changed(plain, norm_before_fc=False), target(unproven[0])) == []
@@ -289,6 +292,24 @@ def test_rotary_embeddings(rope: dict[str, Any], identifier: str, level: str) ->
     assert levels(check_draft(draft, target())) == {identifier: level}
 
 
+@pytest.mark.parametrize(
+    ("trained", "configured", "minimum"),
+    [
+        ((2, 4, 5), [1, 3, 4], "0.5.4.post2"),  # since DeepSeek captures at all
+        ((3, 4, 5), [3, 4, 5], "0.5.13"),  # shifted by one before
+    ],
+)
+def test_the_minimum_version_is_that_of_the_exported_ids(
+    plain: Checkpoint, trained: tuple[int, ...], configured: list[int], minimum: str
+) -> None:
+    deepseek = replace(LLAMA, architectures=("DeepseekV3ForCausalLM",))
+    simple = changed(plain, norm_before_fc=False, norm_output=False, aux_layer_ids=trained)
+    planned = plan(simple, target(verifier=deepseek))
+    assert planned.config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == configured
+    assert planned.minimum_sglang_version == minimum
+    assert planned.findings == ()
+
+
 def test_theta_is_lost_on_the_one_release_that_cannot_read_it(plain: Checkpoint) -> None:
     """sglang 0.5.6.post1 pins transformers 5.0.0rc0 but reads `rope_theta`, which that keeps elsewhere."""
     rope = replace(plain.draft.rope, theta=5e5)
@@ -332,6 +353,57 @@ def test_speculators_defaults_before_training() -> None:
 )
 def test_flags_before_training(arguments: dict[str, Any], identifier: str, level: str) -> None:
     assert levels(check_training(arguments, LLAMA, target()))[identifier] == level
+
+
+@pytest.mark.slow
+@pytest.mark.training
+def test_what_speculators_resolves_and_what_is_left_to_its_defaults_are_judged_alike() -> None:
+    from speculators.train.config import TrainConfig
+
+    resolved = TrainConfig(verifier={"verifier_name_or_path": "some/verifier"}).flatten()
+    left_out = {"verifier_name_or_path": "some/verifier"}
+    assert check_training(resolved, LLAMA, target()) == check_training(left_out, LLAMA, target())
+
+
+@pytest.mark.slow
+@pytest.mark.training
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        {"num_layers": 2, "full_attention_indices": [1], "sliding_window": 32},
+        {"draft_arch": "qwen3", "norm_before_residual": False},
+    ],
+)
+def test_the_draft_judged_before_training_is_the_one_that_speculators_builds(
+    tmp_path: Path, flags: dict[str, Any]
+) -> None:
+    from speculators.train.cli import create_transformer_layer_config
+    from transformers import LlamaConfig
+
+    rope = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 128, "rope_theta": 5e5}  # fmt: skip
+    LlamaConfig(
+        architectures=["LlamaForCausalLM"], vocab_size=96, hidden_size=32, intermediate_size=64, num_hidden_layers=8,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=1024, rope_parameters=rope,
+    ).save_pretrained(tmp_path)  # fmt: skip
+    built = create_transformer_layer_config(
+        verifier_name_or_path=str(tmp_path),
+        num_layers=flags.get("num_layers", 1),
+        draft_arch=flags.get("draft_arch", "llama"),
+        hidden_act="silu",
+        sliding_window=flags.get("sliding_window", 2048),
+        full_attention_indices=flags.get("full_attention_indices", []),
+    )
+    judged = draft_from_training(
+        {"verifier_name_or_path": str(tmp_path), **flags}, read_verifier(str(tmp_path))
+    ).draft
+    saved = parse_draft(
+        {**CONFIG, "transformer_layer_config": built.to_diff_dict(), "draft_vocab_size": 96}, "config.json"
+    )
+    same = ("layer_arch", "num_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size",
+            "max_position_embeddings", "vocab_size", "rope", "sliding_windows", "hidden_act", "attention_bias")  # fmt: skip
+    assert {key: getattr(judged, key) for key in same} == {key: getattr(saved, key) for key in same}
 
 
 def test_a_draft_config_before_training(tmp_path: Path) -> None:
