@@ -17,7 +17,15 @@ from eagle3_export import run_exports, training_check
 from eagle3_export.callback import SGLangExportCallback
 from eagle3_export.config import ExportConfig
 from eagle3_export.errors import Eagle3ExportError, UsageError
-from tests.training.checks import assert_same_weights, checkpoints, exports, metadata, read_raw_tensors
+from eagle3_export.storage.lock import output_lock
+from tests.training.checks import (
+    assert_same_weights,
+    checkpoints,
+    exports,
+    metadata,
+    published,
+    read_raw_tensors,
+)
 from tests.training.recorder import Records, train
 from tests.training.test_saves import assert_mirrors, output_of
 from tests.training.tiny_world import TinyWorld, train_arguments
@@ -148,6 +156,17 @@ def test_failures_warn_or_raise(
     status, _ = train(world, save_path, options, epochs=3)
     assert status == 0
     assert exports(in_the_way / "sglang") == checkpoints(save_path)
+
+
+def test_another_run_exports_there(world: TinyWorld, save_path: Path) -> None:
+    output = output_of(save_path)
+    output.mkdir(parents=True)
+    with output_lock(output):
+        status, records = train(world, save_path, epochs=1)
+    assert status == 0
+    assert published(output) == set()
+    (summary,) = [message for message in records.messages if "without an export" in message]
+    assert str(output) in summary
 
 
 def interrupted(
