@@ -10,7 +10,8 @@ from eagle3_export.errors import CheckpointError
 
 # speculators' name -> SGLang's, in `re.fullmatch` patterns, first match wins. Layer 0 becomes `midlayer`, which
 # every release loads (0.5.12 on maps it back to `layers.0`). Deeper layers exist from 0.5.12 on and normalise
-# their input with `hidden_norm` (sglang 0.5.12 to 0.5.23, `models/llama_eagle3.py:LlamaDecoderLayer.forward`).
+# their input with `hidden_norm` (sglang 0.5.12 to 0.5.23, `models/llama_eagle3.py:LlamaDecoderLayer.forward`); their
+# own `input_layernorm` is built there too, filled by nothing and read by nothing.
 _RENAMES: tuple[tuple[str, str], ...] = (
     (r"(embed_tokens|fc|norm|lm_head|input_norm)\.weight", r"\1.weight"),
     (r"fc_norm\.(\d+)\.weight", r"fc_norm.\1.weight"),
