@@ -122,7 +122,7 @@ def compare(cases: Sequence[NumericCase], *, timeout: float = 1800) -> list[Nume
 
 
 def _run_worker(cases: list[NumericCase], *, plugin: bool, timeout: float) -> list[NumericReport]:
-    command = [sys.executable, "-m", "eagle3_export.numeric_worker"]
+    command = [sys.executable, "-W", "ignore", "-m", "eagle3_export.numeric_worker"]
     environment = {
         **os.environ,
         "SGLANG_USE_CPU_ENGINE": "1",
