@@ -130,6 +130,10 @@ def parse_version(text: str) -> Version:
         ) from None
 
 
+# The tables are compared with again and again; parsing a version costs 40 µs.
+_released = functools.lru_cache(maxsize=None)(Version)
+
+
 @functools.lru_cache(maxsize=256)
 def capabilities(sglang_version: str) -> Capabilities:
     """The capabilities of a release: of the nearest known one at or below it, of the oldest for older ones.
@@ -137,14 +141,14 @@ def capabilities(sglang_version: str) -> Capabilities:
     Raises:
         UsageError: not a version.
     """
-    version = max(parse_version(sglang_version), Version(OLDEST))
-    known = [release for release in RELEASES if Version(release) <= version][-1]
-    flags = {name: Version(since) <= Version(known) for name, since in _SINCE.items()}
-    pins = [pin for since, pin in _TRANSFORMERS.items() if Version(since) <= Version(known)]
+    version = max(parse_version(sglang_version), _released(OLDEST))
+    known = [release for release in RELEASES if _released(release) <= version][-1]
+    flags = {name: _released(since) <= _released(known) for name, since in _SINCE.items()}
+    pins = [pin for since, pin in _TRANSFORMERS.items() if _released(since) <= _released(known)]
     return Capabilities(version=known, transformers=pins[-1], **flags)
 
 
 def releases_up_to(sglang_version: str) -> list[str]:
     """Known releases up to and including `sglang_version`, oldest first."""
     version = parse_version(sglang_version)
-    return [release for release in RELEASES if Version(release) <= version]
+    return [release for release in RELEASES if _released(release) <= version]
