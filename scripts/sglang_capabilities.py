@@ -19,9 +19,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from sglang_target_classes import TargetClasses, Wheel, derive_target_classes
 
 from eagle3_export.sglang.capabilities import RELEASES, Capabilities, capabilities
