@@ -403,7 +403,7 @@ SERVER_OPTIONS = [
 @pytest.mark.slow
 @pytest.mark.sglang
 def test_real_sglang_is_swept_and_the_measurement_is_what_its_engine_reports(tmp_path, monkeypatch):
-    """A baseline and one depth on real SGLang, and the same prompts asked directly beside it."""
+    """One depth on real SGLang, and the same prompts asked directly beside it."""
     pytest.importorskip("sglang")
     from eagle3_export.export import export_checkpoint
     from eagle3_export.launching import draft_arguments
@@ -435,7 +435,7 @@ def test_real_sglang_is_swept_and_the_measurement_is_what_its_engine_reports(tmp
             ]
         ),
     )
-    (found,) = sweep_depths(export_dir, [4], asked, sweep).measurements
+    (found,) = sweep_depths(export_dir, [4], asked, sweep, baseline=False).measurements
 
     steps = sum(meta["spec_verify_ct"] for meta in reported)
     histogram = [sum((m["spec_correct_drafts_histogram"] + [0] * 5)[n] for m in reported) for n in range(5)]
@@ -448,7 +448,6 @@ def test_real_sglang_is_swept_and_the_measurement_is_what_its_engine_reports(tmp
     )
     assert found.acceptance_length > 1.2
     assert (found.num_steps, found.server_version, found.hardware) == (4, "0.5.23", "cpu")
-    assert found.speedup is None or 0 < found.speedup < 1.1 * found.reported_acceptance_length
     assert read_metadata(export_dir).measured.measurements == [found]
 
 
