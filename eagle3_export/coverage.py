@@ -37,6 +37,8 @@ def read_token_frequencies(path: str | Path) -> dict[int, int]:
     path = Path(path)
     remedy = "Point to the token_freq.pt that speculators' data preparation wrote."
     try:
+        if not path.is_file():
+            raise ValueError("there is no such file")
         with zipfile.ZipFile(path) as archive:
             names = [name for name in archive.namelist() if name.endswith("/data.pkl")]
             if len(names) != 1:
