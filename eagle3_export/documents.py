@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from eagle3_export.errors import ExportInvalidError
 from eagle3_export.schema import SCHEMA_VERSION, ExportIndex, ExportMetadata
+from eagle3_export.storage.regular_file import read_regular_file
 
 MAX_DOCUMENT_BYTES = 16 << 20
 
@@ -50,9 +51,10 @@ def read_index(path: str | Path) -> ExportIndex:
 def _read(path: Path, model: type[_Document]) -> _Document:
     remedy = "Export the checkpoint again."
     try:
-        if path.stat().st_size > MAX_DOCUMENT_BYTES:
-            raise ExportInvalidError(f"{path} has {path.stat().st_size} bytes.", remedy=remedy)
-        content = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
+        written = read_regular_file(path, MAX_DOCUMENT_BYTES + 1)
+        if len(written) > MAX_DOCUMENT_BYTES:
+            raise ExportInvalidError(f"{path} has more than {MAX_DOCUMENT_BYTES} bytes.", remedy=remedy)
+        content = json.loads(written, parse_constant=_refuse_constant)
         version = content.get("schema_version") if isinstance(content, dict) else None
         if isinstance(version, int) and version > SCHEMA_VERSION:
             raise ExportInvalidError(

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from eagle3_export.errors import CheckpointError
-from eagle3_export.fields import Fields
+from eagle3_export.fields import Fields, abridged
 from eagle3_export.rope import Rope, parse_rope
 
 # Decoder defaults where a saved config leaves a key out (`PretrainedConfig.to_diff_dict` may): transformers,
@@ -135,7 +135,7 @@ def parse_draft(config: Mapping[str, Any], where: str) -> Draft:
     layer_arch = layer_config.get("model_type", "qwen3")
     if not isinstance(layer_arch, str) or layer_arch not in _DEFAULTS:
         raise CheckpointError(
-            f"{where}: transformer_layer_config.model_type is {layer_arch!r}.",
+            f"{where}: transformer_layer_config.model_type is {abridged(layer_arch)}.",
             why="EAGLE-3 drafts have Llama or Qwen3 decoder layers; MLA, MoE and others compute something else.",
             remedy="Train with --draft-arch llama.",
         )
@@ -215,7 +215,7 @@ def _sliding_windows(layer: Fields, num_layers: int, saved_by: Any) -> tuple[int
         t in ("full_attention", "sliding_attention") for t in layer_types
     ):
         raise CheckpointError(
-            f"{layer.where}.layer_types is {layer_types!r}.",
+            f"{layer.where}.layer_types is {abridged(layer_types)}.",
             why="Only full_attention and sliding_attention are known.",
             remedy="Train the draft with full or sliding-window attention.",
         )
@@ -261,6 +261,7 @@ def _provenance(top: Fields) -> dict[str, Any]:
 
 
 def _check_consistency(draft: Draft, config: Mapping[str, Any], where: str) -> None:
+    target_size = config.get("target_hidden_size")
     problems = {
         "norm_before_fc and fc_norm are both set, and they exclude each other": draft.norm_before_fc
         and draft.fc_norm,
@@ -270,8 +271,8 @@ def _check_consistency(draft: Draft, config: Mapping[str, Any], where: str) -> N
         f"draft_vocab_size {draft.draft_vocab_size} exceeds vocab_size {draft.vocab_size}": (
             draft.draft_vocab_size > draft.vocab_size
         ),
-        f"target_hidden_size {config.get('target_hidden_size')} differs from hidden_size {draft.hidden_size}": (
-            config.get("target_hidden_size") not in (None, draft.hidden_size)
+        f"target_hidden_size {abridged(target_size)} differs from hidden_size {draft.hidden_size}": (
+            target_size not in (None, draft.hidden_size)
         ),
         "the weights are quantised (quantization_config)": config.get("quantization_config") is not None,
         "eagle_aux_hidden_state_layer_ids names a layer twice": (

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3_export.errors import CheckpointError
+from eagle3_export.storage.regular_file import read_regular_file
 
 _MOST = 2**40  # far above any real size; keeps products of sizes small integers
 _MAX_DOCUMENT_BYTES = 64 * 2**20
@@ -22,8 +23,7 @@ def read_json_object(path: Path, *, most_bytes: int = _MAX_DOCUMENT_BYTES) -> di
         CheckpointError: missing, unreadable, larger than `most_bytes`, or not a JSON object.
     """
     try:
-        with path.open("rb") as file:
-            content = file.read(most_bytes + 1)
+        content = read_regular_file(path, most_bytes + 1)
     except OSError as error:
         raise CheckpointError(
             f"{path} cannot be read: {error.strerror or error}.", remedy="Check the path and its permissions."
@@ -34,6 +34,8 @@ def read_json_object(path: Path, *, most_bytes: int = _MAX_DOCUMENT_BYTES) -> di
         )
     try:
         document = json.loads(content)
+        if b"\\ud" in content.lower():  # half a surrogate pair can neither be printed nor written again
+            json.dumps(document, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise CheckpointError(
             f"{path} is not valid JSON: {error}.",
@@ -68,7 +70,7 @@ class Fields:
         if value is _MISSING:
             raise self._wrong(key, "is missing")
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
-            raise self._wrong(key, f"is {_shown(value)}, not an integer from 1 to {most}")
+            raise self._wrong(key, f"is {abridged(value)}, not an integer from 1 to {most}")
         return value
 
     def optional_size(self, key: str) -> int | None:
@@ -80,9 +82,9 @@ class Fields:
         if value is _MISSING:
             raise self._wrong(key, "is missing")
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise self._wrong(key, f"is {_shown(value)}, not a number")
+            raise self._wrong(key, f"is {abridged(value)}, not a number")
         if not (abs(value) < _MOST and math.isfinite(value) and value > 0):
-            raise self._wrong(key, f"is {_shown(value)}, not a positive number")
+            raise self._wrong(key, f"is {abridged(value)}, not a positive number")
         return float(value)
 
     def flag(self, key: str) -> bool:
@@ -91,13 +93,13 @@ class Fields:
         if value is None:
             return False
         if not isinstance(value, bool):
-            raise self._wrong(key, f"is {_shown(value)}, not true or false")
+            raise self._wrong(key, f"is {abridged(value)}, not true or false")
         return value
 
     def text(self, key: str, *, default: str) -> str:
         value = self._values.get(key, default)
         if not isinstance(value, str):
-            raise self._wrong(key, f"is {_shown(value)}, not a string")
+            raise self._wrong(key, f"is {abridged(value)}, not a string")
         return value
 
     def mapping(self, key: str, *, default: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
@@ -106,7 +108,7 @@ class Fields:
             return default
         if not isinstance(value, Mapping):
             raise self._wrong(
-                key, f"is {_shown(value)}, not an object" if key in self._values else "is missing"
+                key, f"is {abridged(value)}, not an object" if key in self._values else "is missing"
             )
         return value
 
@@ -116,10 +118,10 @@ class Fields:
         if value is None or value == []:
             return None
         if not isinstance(value, list) or len(value) > 4096:
-            raise self._wrong(key, f"is {_shown(value)}, not a list of layer ids")
+            raise self._wrong(key, f"is {abridged(value)}, not a list of layer ids")
         for item in value:
             if isinstance(item, bool) or not isinstance(item, int) or not 0 <= item < 2**31:
-                raise self._wrong(key, f"holds {_shown(item)}, which is no layer id")
+                raise self._wrong(key, f"holds {abridged(item)}, which is no layer id")
         return tuple(value)
 
     def _wrong(self, key: str, problem: str) -> CheckpointError:
@@ -130,6 +132,7 @@ class Fields:
         )
 
 
-def _shown(value: Any) -> str:
+def abridged(value: Any) -> str:
+    """The value for messages, cut where it is long."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -3,6 +3,7 @@ source, every byte."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -14,12 +15,19 @@ from eagle3_export.draft import Draft
 from eagle3_export.errors import Eagle3ExportError, ExportInvalidError, UsageError
 from eagle3_export.export import CONFIG_FILE, METADATA_FILE, WEIGHTS_FILE
 from eagle3_export.fields import read_json_object
-from eagle3_export.layout import check_layout
+from eagle3_export.layout import check_layout, float_dtype
+from eagle3_export.sglang.aux_layers import may_encode
+from eagle3_export.sglang.config import translate_config
 from eagle3_export.sglang.exported import read_exported_draft
 from eagle3_export.sglang.names import translate_names
 from eagle3_export.sglang.target import ServingTarget
 from eagle3_export.storage.finite import non_finite_tensors
-from eagle3_export.storage.safetensors_file import SafetensorsFile, TensorSource, read_safetensors
+from eagle3_export.storage.safetensors_file import (
+    SafetensorsFile,
+    TensorEntry,
+    TensorSource,
+    read_safetensors,
+)
 from eagle3_export.verifier import read_verifier
 from eagle3_export.vocabulary import check_vocabulary
 
@@ -82,6 +90,7 @@ def verify_export(
     checkpoint = read_checkpoint(source) if source is not None else None
     report = VerifyReport(directory)
     file = _run(report, "weights", lambda: read_safetensors(directory / WEIGHTS_FILE))
+    _run(report, "weights", lambda: _require_no_other_weights(directory))
     config = _run(report, "config", lambda: read_json_object(directory / CONFIG_FILE))
     draft = config and _run(
         report, "config", lambda: read_exported_draft(config, str(directory / CONFIG_FILE))
@@ -94,6 +103,8 @@ def verify_export(
             report.findings = _run(report, "findings", lambda: _findings(draft, metadata)) or []
     if file and checkpoint:
         _run(report, "source", lambda: _require_same_bytes(checkpoint, file))
+    if draft and checkpoint:
+        _run(report, "source", lambda: _require_same_config(checkpoint, config, directory / CONFIG_FILE))
     if numeric and metadata:
         _check_numbers(report, metadata, checkpoint)
     return report
@@ -110,6 +121,18 @@ def _run(report: VerifyReport, check: str, action: Callable[[], Any]) -> Any:
         return None
 
 
+def _require_no_other_weights(directory: Path) -> None:
+    """SGLang's loader reads every safetensors file of a directory, or those that an index names."""
+    found = {*directory.glob("*.safetensors"), *directory.glob("*.safetensors.index.json")}
+    others = sorted(path.name for path in found - {directory / WEIGHTS_FILE})
+    if others:
+        raise ExportInvalidError(
+            f"{directory} also holds {', '.join(others[:5])}.",
+            why="SGLang would load them over or instead of the draft's own weights.",
+            remedy="Move them away.",
+        )
+
+
 def _check_weights(report: VerifyReport, file: SafetensorsFile, draft: Draft) -> None:
     where = str(file.path)
     stored = {name: TensorSource(file, entry) for name, entry in file.tensors.items()}
@@ -118,9 +141,19 @@ def _check_weights(report: VerifyReport, file: SafetensorsFile, draft: Draft) ->
         return
     sources = {plain[name]: source for name, source in stored.items()}
     entries = {name: source.entry for name, source in sources.items()}
-    _run(report, "names, shapes and dtypes", lambda: check_layout(draft, entries, where))
+    _run(report, "names, shapes and dtypes", lambda: _require_layout(draft, entries, where))
     _run(report, "vocabulary map", lambda: check_vocabulary(draft, sources, where))
     _run(report, "finite values", lambda: _require_finite(list(stored.items()), where))
+
+
+def _require_layout(draft: Draft, entries: dict[str, TensorEntry], where: str) -> None:
+    check_layout(draft, entries, where)
+    if draft.dtype != float_dtype(entries):
+        raise ExportInvalidError(
+            f"{where} holds {float_dtype(entries)}, its config says {draft.dtype}.",
+            why="SGLang would convert every tensor.",
+            remedy="Export the checkpoint again.",
+        )
 
 
 def _training_names(draft: Draft, file: SafetensorsFile) -> dict[str, str]:
@@ -183,6 +216,7 @@ def _require_matching_metadata(metadata: Any, file: SafetensorsFile, config: dic
     claims = {
         "weights.bytes": (metadata.weights.bytes, file.size),
         "weights.tensors": (metadata.weights.tensors, len(file.tensors)),
+        "weights.dtype": (metadata.weights.dtype, config["dtype"]),
         "sglang.architecture": ([metadata.sglang.architecture], config["architectures"]),
     }
     wrong = [f"{key} is {said}, found {found}" for key, (said, found) in claims.items() if said != found]
@@ -209,6 +243,29 @@ def _require_same_bytes(checkpoint: Checkpoint, file: SafetensorsFile) -> None:
         raise ExportInvalidError(
             f"{file.path} differs from {checkpoint.directory} in {', '.join(different)}.",
             why="It is an export of another save, or damaged.",
+            remedy="Export the checkpoint again.",
+        )
+
+
+def _require_same_config(checkpoint: Checkpoint, config: dict[str, Any], path: Path) -> None:
+    """All but how the aux layer ids are encoded and which class serves, which the target decides too."""
+    ids = config["eagle_config"].get("eagle_aux_hidden_state_layer_ids")
+    ids = ids if isinstance(ids, list) else None
+    requires = config["eagle3_export"].get("requires")
+    translated = translate_config(
+        checkpoint.draft,
+        dtype=checkpoint.draft.dtype or "",
+        encoded_aux_layer_ids=ids,
+        requires=requires if isinstance(requires, list) else (),
+    )
+    expected = json.loads(json.dumps(translated))
+    different = [key for key in sorted({*expected, *config}) if expected.get(key) != config.get(key)]
+    if not may_encode(ids, checkpoint.draft.aux_layer_ids):
+        different.append("eagle_config.eagle_aux_hidden_state_layer_ids")
+    if different:
+        raise ExportInvalidError(
+            f"{path} differs from what {checkpoint.directory} makes it in {', '.join(different)}.",
+            why="SGLang would not compute the trained draft.",
             remedy="Export the checkpoint again.",
         )
 

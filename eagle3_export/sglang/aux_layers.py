@@ -159,6 +159,13 @@ def encode_aux_layer_ids(
     return result(max(candidates, key=lambda ids: _releases(result(ids))))
 
 
+def may_encode(ids: Sequence[int] | None, trained: tuple[int, ...] | None) -> bool:
+    """Whether `encode_aux_layer_ids` may have answered `ids` for some target; a default may depend on its layers."""
+    if trained is None:
+        return ids is None or len(ids) == 3
+    return ids is not None and tuple(ids) in _candidates(trained)
+
+
 def _candidates(trained: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Every rule either adds one to all or to none, decided by the first or the largest id; order is free."""
     bases = (tuple(i - 1 for i in trained), trained)
