@@ -7,8 +7,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 logger = logging.getLogger(__name__)
+
+
+class _Job(NamedTuple):
+    label: str
+    run: Callable[[], None]
+    discard: Callable[[], None]
 
 
 class BackgroundQueue:
@@ -20,27 +27,33 @@ class BackgroundQueue:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._jobs: deque[tuple[str, Callable[[], None]]] = deque()
+        self._jobs: deque[_Job] = deque()
         self._running: str | None = None
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
-    def submit(self, label: str, job: Callable[[], None]) -> None:
-        """Append a job. Returns at once."""
+    def submit(
+        self, label: str, run: Callable[[], None], *, discard: Callable[[], None] = lambda: None
+    ) -> None:
+        """Append a job. Returns at once.
+
+        Args:
+            discard: called in place of `run` if the job is dropped.
+        """
         with self._changed:
-            self._jobs.append((label, job))
+            self._jobs.append(_Job(label, run, discard))
             self._changed.notify_all()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
                 self._thread.start()
 
-    def drop(self, label: str) -> bool:
-        """Forget the jobs of that label which have not begun; True if there were any."""
+    def drop(self, label: str) -> None:
+        """Forget the jobs of that label which have not begun."""
         with self._changed:
-            kept = [job for job in self._jobs if job[0] != label]
-            dropped = len(kept) < len(self._jobs)
-            self._jobs = deque(kept)
-            return dropped
+            dropped = [job for job in self._jobs if job.label == label]
+            self._jobs = deque(job for job in self._jobs if job.label != label)
+        for job in dropped:
+            job.discard()
 
     def wait(self, timeout: float, *, label: str | None = None) -> bool:
         """Block until every job (of that label) is done, at most `timeout` seconds; True when they are."""
@@ -57,21 +70,22 @@ class BackgroundQueue:
         """The labels of the job that runs and of those that wait, each once."""
         with self._changed:
             running = [] if self._running is None else [self._running]
-            return list(dict.fromkeys(running + [label for label, _ in self._jobs]))
+            return list(dict.fromkeys(running + [job.label for job in self._jobs]))
 
     def _busy(self, label: str | None) -> bool:
         if label is None:
             return bool(self._jobs) or self._running is not None
-        return self._running == label or any(job[0] == label for job in self._jobs)
+        return self._running == label or any(job.label == label for job in self._jobs)
 
     def _work(self) -> None:
         while True:
             with self._changed:
                 while not self._jobs:
                     self._changed.wait()
-                self._running, job = self._jobs.popleft()
+                job = self._jobs.popleft()
+                self._running = job.label
             try:
-                job()
+                job.run()
             except Exception:
                 logger.exception("A background job of the exporter failed.")
             del job  # a prepared export pins its source by open files

@@ -189,7 +189,7 @@ class SGLangExportCallback:
         """Every save passes here, whoever asked for it; scheduler and training state are written after it."""
         assert self._exports is not None
         name = str(arguments["epoch"])
-        if _saves_rewrite_in_place():
+        if self._exports.saves_rewrite_in_place:
             self._exports.wait_for(name, REWRITE_SECONDS)
         # An interrupt may leave the checkpoint on disk, whole or not, and of an unknown step.
         self._unexported[name] = Save(name, SavePoint("unknown", self._epoch, None, None), whole=False)
@@ -256,8 +256,10 @@ class SGLangExportCallback:
             if save.name == name and save.whole and save.moment is not None:
                 moment = replace(save.moment, kind=kind, local_step=local_step)
                 self._exports.export(replace(save, moment=moment), **how)
-            elif save.whole or not self._exports.is_exported(save.name):
+            elif save.whole:
                 self._exports.export(save, metrics=ValidationMetrics(None, INTERRUPTED_RUN))
+            else:
+                self._exports.make_up(save)
 
     # The end --------------------------------------------------------------------------------------------------
 
@@ -296,15 +298,6 @@ class SGLangExportCallback:
             return result
 
         wrap(trainer, "run_training", around)
-
-
-def _saves_rewrite_in_place() -> bool:
-    """safetensors before 0.8 rewrites an existing file in place; from 0.8 on it replaces it by rename."""
-    from importlib.metadata import version
-
-    from packaging.version import Version
-
-    return Version(version("safetensors")) < Version("0.8")
 
 
 @contextmanager

@@ -189,6 +189,7 @@ def prepare_export(
     moment: SavePoint | None = None,
     metrics: ValidationMetrics | None = None,
     coverage: Coverage | None = None,
+    isolate: bool = False,
 ) -> PreparedExport:
     """Reads and checks a checkpoint and holds its files open; no tensor is loaded, nothing is written.
 
@@ -199,6 +200,8 @@ def prepare_export(
         moment: which save this is; None reads it from the checkpoint.
         metrics: its own validation's metrics; None reads them from the checkpoint.
         coverage: of the draft vocabulary over the run's text; None without a moment looks for the run's own.
+        isolate: where the export's filesystem can, work on private clones of the checkpoint's files, for a trainer
+            that rewrites them in place. Touches that filesystem; all else here reads the checkpoint only.
 
     Raises:
         CheckpointError: the checkpoint is missing, malformed or contradicts itself.
@@ -227,7 +230,7 @@ def prepare_export(
         metrics=metrics or ValidationMetrics(*validation_metrics(checkpoint)),
         coverage=coverage,
         tensors=tensors,
-        sources=open_sources(tensors, clone_beside=Path(destination).parent),
+        sources=open_sources(tensors, clone_beside=Path(destination).parent if isolate else None),
     )
 
 

@@ -56,6 +56,7 @@ class RunExports:
         refused: every export will be refused, and the user chose to train nevertheless: refusals are no failures.
         verifier: the target model's facts; None looks them up at each export.
         coverage: of the draft vocabulary over the run's text, None where unknown.
+        saves_rewrite_in_place: a save may change the very file that an export of it still reads.
     """
 
     def __init__(self, config: ExportConfig, save_path: Path, output_dir: Path) -> None:
@@ -66,7 +67,6 @@ class RunExports:
         self._lock = ExitStack()
         self._locked = False
         self._saves: dict[str, Save] = {}
-        self._waiting: dict[str, PreparedExport] = {}
         self._isolated: set[str] = set()
         self._missing: dict[str, str] = {}
         self._news: deque[Callable[[int], None]] = deque()
@@ -74,6 +74,7 @@ class RunExports:
         self.refused = False
         self.verifier: Verifier | None = None
         self.coverage: Coverage | None = None
+        self.saves_rewrite_in_place = _saves_rewrite_in_place()
 
     def export(self, save: Save, metrics: ValidationMetrics | None = None) -> None:
         """Check the checkpoint and hold its files open now; copy and publish it in the background.
@@ -83,20 +84,9 @@ class RunExports:
         """
         started = time.perf_counter()
         self._queue.drop(save.name)
-        if superseded := self._waiting.pop(save.name, None):
-            superseded.close()
-            logger.info("%s was saved again before its export began: only the newer is exported.", save.name)
         self._saves[save.name] = save
         try:
-            prepared = prepare_export(
-                self._save_path / save.name,
-                self._output_dir / save.name,
-                self._config,
-                verifier=self.verifier,
-                coverage=self.coverage,
-                moment=save.moment,
-                metrics=metrics,
-            )
+            prepared = self._prepare(save, metrics)
         except CheckpointError as error:
             self._failed(save.name, error, ours=save.whole and not self.refused)
             return
@@ -105,8 +95,11 @@ class RunExports:
             return
         held = time.perf_counter() - started
         (self._isolated.add if prepared.sources.isolated else self._isolated.discard)(save.name)
-        self._waiting[save.name] = prepared
-        self._queue.submit(save.name, lambda: self._publish(save, prepared, held))
+        self._queue.submit(
+            save.name,
+            lambda: self._publish(save, prepared, held),
+            discard=lambda: self._supersede(save, prepared),
+        )
 
     def add_metrics(self, name: str, metrics: Mapping[str, Any]) -> None:
         """Write the metrics of that export's own validation into it, once it is published."""
@@ -117,17 +110,13 @@ class RunExports:
         return self._saves.get(name)
 
     def catch_up(self) -> None:
-        """Export what an earlier run saved and did not get to export, and tidy up after it."""
-        try:
-            checkpoints = find_checkpoints(self._save_path)
-        except Eagle3ExportError:
-            return  # nothing was saved yet
-        if self._output_dir.is_dir():
-            self._queue.submit("tidy", self._tidy)
-        for checkpoint in checkpoints:
-            if not self.is_exported(checkpoint.name):
-                logger.info("%s has no export yet: exporting it.", checkpoint)
-                self.export(Save(checkpoint.name, whole=False))
+        """Export what an earlier run saved and did not get to export, and tidy up after it; all in the background."""
+        self._queue.submit("catching up", self._catch_up)
+
+    def make_up(self, save: Save) -> None:
+        """Export, in the background, a checkpoint that nobody writes to any more, if it lacks its export."""
+        self._saves[save.name] = save
+        self._queue.submit(save.name, lambda: self._make_up(save))
 
     def show_news(self, step: int) -> None:
         """Send what happened since the last call to the run's dashboards.
@@ -151,9 +140,8 @@ class RunExports:
 
     def finish(self, timeout: float) -> None:
         """Wait for what is in flight, then name the checkpoints that went without an export."""
-        if self._queue.wait(timeout):
-            self._lock.close()
-        else:
+        self._queue.submit("unlocking", self._release_lock)
+        if not self._queue.wait(timeout):
             reason = f"{self._output_dir} did not take it within {timeout:.0f} s after the end of training."
             for name in self._saves.keys() & set(self._queue.labels()):
                 self._failed(name, StorageError(reason))
@@ -164,9 +152,20 @@ class RunExports:
                 "Checkpoints without an export of their last state:%s\nTo make up for it: %s", lines, remedy
             )
 
+    def _prepare(self, save: Save, metrics: ValidationMetrics | None) -> PreparedExport:
+        return prepare_export(
+            self._save_path / save.name,
+            self._output_dir / save.name,
+            self._config,
+            verifier=self.verifier,
+            coverage=self.coverage,
+            moment=save.moment,
+            metrics=metrics,
+            isolate=self.saves_rewrite_in_place,
+        )
+
     def _publish(self, save: Save, prepared: PreparedExport, held: float) -> None:
         started = time.perf_counter()
-        self._waiting.pop(save.name, None)
         try:
             with prepared:
                 self._take_lock()
@@ -175,7 +174,7 @@ class RunExports:
             self._refresh(save.name if save.moment else None)
             self._news.append(lambda step: log_export(result.metadata, result.directory, step=step))
         except Exception as error:
-            self._failed(save.name, error)
+            self._failed(save.name, error, ours=save.whole)
             return
         own = "" if save.seconds is None else f", the trainer's own save took {save.seconds * 1e3:.1f} ms"
         logger.info(
@@ -186,6 +185,10 @@ class RunExports:
             (time.perf_counter() - started) * 1e3,
             result.written.method,
         )
+
+    def _supersede(self, save: Save, prepared: PreparedExport) -> None:
+        prepared.close()
+        logger.info("%s was saved again before its export began: only the newer is exported.", save.name)
 
     def _update(self, name: str, metrics: Mapping[str, Any]) -> None:
         if name in self._missing:
@@ -198,12 +201,33 @@ class RunExports:
         except Exception as error:
             self._failed(name, error)
 
-    def _tidy(self) -> None:
+    def _catch_up(self) -> None:
         try:
-            self._take_lock()
-            self._refresh(None)
+            checkpoints = find_checkpoints(self._save_path)
+        except Eagle3ExportError:
+            return  # nothing was saved yet
+        try:
+            if self._output_dir.is_dir():
+                self._take_lock()
+                self._refresh(None)
         except Exception as error:
             logger.warning("Tidying up %s failed: %s", self._output_dir, error)
+        if self._config.keep_last is not None:  # older ones were pruned
+            checkpoints = sorted(checkpoints, key=_saved_at)[-self._config.keep_last :]
+        for checkpoint in checkpoints:
+            if checkpoint.name not in self._saves:  # else this run has saved it anew
+                self._make_up(Save(checkpoint.name, whole=False))
+
+    def _make_up(self, save: Save) -> None:
+        if is_export_of(self._output_dir / save.name, self._save_path / save.name):
+            return
+        logger.info("%s has no export yet: exporting it.", self._save_path / save.name)
+        try:
+            prepared = self._prepare(save, None)
+        except Exception as error:
+            self._failed(save.name, error, ours=False)
+            return
+        self._publish(save, prepared, held=0.0)
 
     def _refresh(self, latest: str | None) -> None:
         newest = latest or build_index(read_exports(self._output_dir)).latest
@@ -217,6 +241,10 @@ class RunExports:
             for path in clean_leftovers(self._output_dir):
                 logger.info("Cleaned up what a killed export had left: %s", path)
 
+    def _release_lock(self) -> None:
+        self._lock.close()
+        self._locked = False
+
     def _failed(self, name: str, error: Exception, *, ours: bool = True) -> None:
         self._missing[name] = str(error)
         self._news.append(lambda step: log_failure(f"{name}: {error}", step=step))
@@ -229,6 +257,15 @@ class RunExports:
             reason = str(error) if known else repr(error)
             self.failure = StorageError(f"Exporting {self._save_path / name} failed: {reason}")
 
-    def is_exported(self, name: str) -> bool:
-        """Whether the export of that name is of the checkpoint's present state."""
-        return is_export_of(self._output_dir / name, self._save_path / name)
+
+def _saved_at(checkpoint: Path) -> int:
+    return max((path.stat().st_mtime_ns for path in checkpoint.glob("*.safetensors")), default=0)
+
+
+def _saves_rewrite_in_place() -> bool:
+    """safetensors before 0.8 rewrites an existing file in place; from 0.8 on it replaces it by rename."""
+    from importlib.metadata import version
+
+    from packaging.version import Version
+
+    return Version(version("safetensors")) < Version("0.8")

@@ -67,7 +67,8 @@ def test_attach_by_hand(world: TinyWorld, save_path: Path, tmp_path: Path) -> No
         # The exports are there when run_training returns, and nothing of the callback keeps the trainer alive.
         assert exports(output) >= {"2"}
         assert_same_weights(save_path / "2", output / "2")
-        assert len(exports(output)) <= 2  # the newest and the best
+        kept = exports(output)
+        assert len(kept) <= 2  # the newest and the best
         with pytest.raises(UsageError, match="attached already"):
             callback.attach(trainer)
 
@@ -78,6 +79,12 @@ def test_attach_by_hand(world: TinyWorld, save_path: Path, tmp_path: Path) -> No
         seen, saved = (read_raw_tensors(d / "model.safetensors") for d in (hollow, save_path / "2"))
         assert {n: t[:2] for n, t in seen.items()} == {n: t[:2] for n, t in saved.items()}
         assert {n: seen[n] for n in ("d2t", "t2d")} == {n: saved[n] for n in ("d2t", "t2d")}
+
+        # Pruned exports are not made again by the next run.
+        del trainer._sglang_export_callback
+        again = SGLangExportCallback(ExportConfig(output_dir=str(output), keep_last=1)).attach(trainer)
+        again.finish()
+        assert exports(output) == kept
 
         inside = ExportConfig(output_dir=str(save_path / "sglang"))
         del trainer._sglang_export_callback
@@ -284,9 +291,7 @@ def test_a_save_waits_for_an_export_that_reads_what_it_rewrites(
 
     from speculators.train.checkpointer import SingleGPUCheckpointer
 
-    from eagle3_export import callback
-
-    monkeypatch.setattr(callback, "_saves_rewrite_in_place", lambda: True)
+    monkeypatch.setattr(run_exports, "_saves_rewrite_in_place", lambda: True)
     order: list[tuple[str, int | None]] = []
     waits = threading.Event()
     wait_for = run_exports.RunExports.wait_for

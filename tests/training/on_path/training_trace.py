@@ -66,14 +66,18 @@ def spoil_filesystem() -> None:
         setattr(os, name, spoiled(getattr(os, name)))
 
 
-def watch_other_ranks() -> None:
-    """Ranks other than 0 may neither open anything of the exporter's nor say anything in its name."""
+PATH_EVENTS = ("open", "os.mkdir", "os.listdir", "os.scandir", "os.rename", "os.remove", "os.rmdir")
+
+
+def watch_training_threads() -> None:
+    """No training thread may touch the output directory, and no rank but 0 may say anything in the exporter's name."""
+    is_rank_zero = os.environ.get("RANK", "0") == "0"
 
     def audit(event: str, arguments: tuple[Any, ...]) -> None:
-        is_path = event in ("open", "os.mkdir", "os.listdir", "os.rename") and isinstance(
-            arguments[0], str | bytes
-        )
-        if is_path and reaches_output(arguments[0]):
+        if event not in PATH_EVENTS or not isinstance(arguments[0], str | bytes):
+            return
+        in_training = threading.current_thread() is threading.main_thread()
+        if (in_training or not is_rank_zero) and reaches_output(arguments[0]):
             note("reaches output", path=os.fsdecode(arguments[0]))
 
     def heard(record: logging.LogRecord) -> bool:
@@ -81,7 +85,8 @@ def watch_other_ranks() -> None:
         return True
 
     sys.addaudithook(audit)
-    logging.getLogger("eagle3_export").addFilter(heard)
+    if not is_rank_zero:
+        logging.getLogger("eagle3_export").addFilter(heard)
 
 
 def caller_outside_torch() -> str:
@@ -181,5 +186,5 @@ def install() -> None:
     sys.meta_path.insert(0, AfterImport(hooks))
     if "kind" in FAULTS:
         spoil_filesystem()
-    if "output" in FAULTS and os.environ.get("RANK", "0") != "0":
-        watch_other_ranks()
+    if "output" in FAULTS:
+        watch_training_threads()
