@@ -145,7 +145,9 @@ def test_sampled_drafts_are_computed_as_trained(tmp_path: Path) -> None:
             source, tmp_path / f"{write.__name__}-export", ExportConfig(embed_tokens=embedding)
         )
         requests.append(
-            numeric.NumericCase(str(result.directory), str(source), True, window_flag(result), context=16)
+            numeric.NumericCase(
+                str(result.directory), str(source), True, window_flag(result.directory), context=16
+            )
         )
     for request, report in zip(requests, numeric.compare(requests), strict=True):
         assert_exact(report, request.source)

@@ -155,6 +155,9 @@ def simulate(
     """Greedy speculative decoding with a chain of `num_steps` drafts, one prompt after the other."""
     draft = PlainDraft(checkpoint)
     target = Target(target_folder, draft.config["eagle_aux_hidden_state_layer_ids"])
+    if not draft.config.get("embed_requires_grad"):
+        # the draft's is the target's, frozen, and perhaps rounded when it was saved
+        draft.weights["embed_tokens.weight"] = target.model.get_input_embeddings().weight
     return [_decode(target, draft, num_steps, prompt, max_new_tokens) for prompt in prompts]
 
 

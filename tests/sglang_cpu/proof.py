@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 
 import pytest
 
 from eagle3_export import numeric
-from eagle3_export.export import ExportResult
+from eagle3_export.metadata import read_metadata
 
 WINDOW_FLAG = "--speculative-draft-window-size"
 
@@ -17,9 +18,9 @@ needs_sglang = pytest.mark.skipif(
 )
 
 
-def window_flag(result: ExportResult) -> int | None:
-    """The window that the export's launch arguments give to the server."""
-    arguments = result.metadata.sglang.launch_arguments
+def window_flag(export: Path) -> int | None:
+    """The window that an export's launch arguments give to the server."""
+    arguments = read_metadata(export / "metadata.json").sglang.launch_arguments
     return int(arguments[arguments.index(WINDOW_FLAG) + 1]) if WINDOW_FLAG in arguments else None
 
 

@@ -20,7 +20,17 @@ from eagle3_export.export import export_checkpoint
 from tests.sglang_cpu import chain_drafting, serve, toy
 from tests.sglang_cpu.test_engine import DRAFTS, NEW_TOKENS, NUM_STEPS
 
-PROVING = ("speculators_defaults", "all_that_stock_drops")  # the patched stock class, and the plugin's own
+PROVING = {
+    # the stock class with norm_before_residual honoured
+    "speculators_defaults": {
+        "draft_vocab": 96,
+        "norm_before_residual": True,
+        "norm_output": True,
+        "windows": [2048],
+    },
+    # the plugin's own class
+    "all_that_stock_drops": DRAFTS["all_that_stock_drops"],
+}
 
 
 def install(release: str, folder: Path) -> Path:
@@ -46,7 +56,7 @@ def main(releases: list[str]) -> int:
         prompts = toy.prompts(3)
         simulated = {}
         for draft in PROVING:
-            toy.trained_draft(folder / draft, verifier, **DRAFTS[draft])
+            toy.trained_draft(folder / draft, verifier, **PROVING[draft])
             export_checkpoint(folder / draft, folder / f"{draft}-export")
             simulated[draft] = chain_drafting.simulate(
                 verifier, folder / draft, NUM_STEPS, prompts, NEW_TOKENS

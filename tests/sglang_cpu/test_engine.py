@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -12,25 +14,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from eagle3_export.config import ExportConfig
-from eagle3_export.export import ExportResult, export_checkpoint
+from eagle3_export.export import export_checkpoint
 from eagle3_export.serving import plugin
 from tests.sglang_cpu import serve, toy
 from tests.sglang_cpu.proof import needs_sglang, window_flag
+from tests.training import tiny_world
 
 if TYPE_CHECKING:
     from tests.sglang_cpu.chain_drafting import Simulated
 
 NUM_STEPS, NEW_TOKENS = 4, 40
+TRAINED = "trained_by_the_command"
 
 DRAFTS: dict[str, dict[str, Any]] = {
     "exact_in_stock": {"draft_vocab": 96},
-    "speculators_defaults": {
-        "draft_vocab": 96,
-        "norm_before_residual": True,
-        "norm_before_fc": True,
-        "norm_output": True,
-        "windows": [2048],
-    },
     "all_that_stock_drops": {
         "draft_vocab": 96,
         "arch": "qwen3",
@@ -71,7 +68,7 @@ class World:
         answer, simulated = self.answer(run), self.simulated[draft]
         assert answer["output_ids"] == [one.output_ids for one in simulated]
         assert answer["histogram_per_request"] == [one.histogram for one in simulated]
-        assert sum(answer["accepted_drafts_histogram"][1:]) > 20  # some drafts are accepted,
+        assert sum(answer["accepted_drafts_histogram"][1:]) > 10  # some drafts are accepted,
         assert answer["accepted_drafts_histogram"][0] > 0  # and some are not
 
 
@@ -81,26 +78,25 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
     folder = tmp_path_factory.mktemp("world")
     made = World(toy.make_verifier(folder / "verifier"), folder, toy.prompts(3))
-    exports: dict[str, ExportResult] = {}
     for name, choices in DRAFTS.items():
         toy.trained_draft(folder / name, made.verifier, **choices)
-        exports[name] = export_checkpoint(folder / name, folder / f"{name}-export")
-    exports["forced"] = export_checkpoint(
-        folder / "speculators_defaults", folder / "forced-export", ExportConfig(runtime="exact")
-    )
+        export_checkpoint(folder / name, folder / f"{name}-export")
+    train_with_default_flags(folder, made.verifier)
+    export_checkpoint(folder / TRAINED, folder / "forced-export", ExportConfig(runtime="exact"))
     shuffle_weights(folder / "exact_in_stock-export", folder / "shuffled-export")
-    (folder / "users_models").mkdir()
-    (folder / "users_models" / "__init__.py").touch()
+    users_package = folder / "on_path" / "users_models"
+    users_package.mkdir(parents=True)
+    (users_package / "__init__.py").touch()
 
     def run(name: str, draft: str | None, **how: Any) -> None:
         options: dict[str, Any] = {"skip_tokenizer_init": True}
-        if draft in exports and (window := window_flag(exports[draft])) is not None:
-            options["speculative_draft_window_size"] = window
         export = folder / f"{draft}-export" if draft else None
+        if draft == TRAINED:
+            options["speculative_draft_window_size"] = window_flag(folder / f"{draft}-export")
         try:
             made.served[name] = serve.generate(
                 made.verifier, export, NUM_STEPS, made.prompts, NEW_TOKENS, folder / f"{name}.json",
-                options=options, on_path=[folder], **how,
+                options=options, on_path=[folder / "on_path"], **how,
             )  # fmt: skip
         except serve.ServingFailedError as failure:
             made.served[name] = failure
@@ -110,20 +106,33 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
         lambda: run("no_draft", None),
         lambda: run("stock", "exact_in_stock", plugin=False),
         lambda: run("shuffled", "shuffled", plugin=False),
-        lambda: run("defaults", "speculators_defaults"),
+        lambda: run("defaults", TRAINED),
         lambda: run("forced", "forced", extra_environment=users),
         lambda: run("all", "all_that_stock_drops", plugin=False, extra_environment=own),
         lambda: run("no_plugin", "all_that_stock_drops", plugin=False),
     ]
     with ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(one) for one in runs]
-        for name in DRAFTS:
+        for name in (*DRAFTS, TRAINED):
             made.simulated[name] = chain_drafting.simulate(
                 made.verifier, folder / name, NUM_STEPS, made.prompts, NEW_TOKENS
             )
         for one in waiting:
             one.result()
     return made
+
+
+def train_with_default_flags(folder: Path, verifier: Path) -> None:
+    """The real training command with speculators' default architecture flags; its callback exports.
+
+    Leaves the last checkpoint as `folder / TRAINED` and its export as `folder / f"{TRAINED}-export"`.
+    """
+    data = tiny_world.TinyWorld(verifier, tiny_world.make_data(folder / "data", verifier))
+    arguments = tiny_world.train_arguments(data, folder / "run", epochs=5, lr=0.01, norm_before_residual=None)
+    command = [sys.executable, "-m", "eagle3_export.train", *arguments]
+    serve.run_killable(command, {**os.environ, "OMP_NUM_THREADS": "1"}, timeout=300)
+    (folder / TRAINED).symlink_to(folder / "run" / "4")
+    (folder / f"{TRAINED}-export").symlink_to(folder / "run-sglang" / "latest")
 
 
 def shuffle_weights(export: Path, shuffled: Path) -> None:
@@ -145,6 +154,7 @@ def shuffle_weights(export: Path, shuffled: Path) -> None:
 @needs_sglang
 @pytest.mark.slow
 @pytest.mark.sglang
+@pytest.mark.training
 class TestEngine:
     """The unmodified wheel's engine; expected values from the simulation in plain PyTorch."""
 
@@ -167,12 +177,16 @@ class TestEngine:
         assert world.answer("stock")["accept_length"] > 1.5
 
     def test_default_flags_accept_as_simulated(self, world: World) -> None:
-        world.assert_as_simulated("defaults", "speculators_defaults")
+        """Trained, exported and served end to end."""
+        world.assert_as_simulated("defaults", TRAINED)
+        assert (
+            json.loads((world.folder / TRAINED / "config.json").read_text())["norm_before_residual"] is True
+        )
         assert world.load_report("defaults")["class"] == "LlamaForCausalLMEagle3"
 
     def test_exact_runtime_accepts_as_simulated(self, world: World) -> None:
         """Beside a user's own SGLANG_EXTERNAL_MODEL_PACKAGE."""
-        world.assert_as_simulated("forced", "speculators_defaults")
+        world.assert_as_simulated("forced", TRAINED)
         assert world.load_report("forced")["class"] == "Eagle3ExportLlamaForCausalLM"
 
     def test_what_stock_drops_accepts_as_simulated(self, world: World) -> None:

@@ -40,7 +40,7 @@ def compare(cases: list[matrix.Case], folder: Path) -> list[Compared]:
         config = json.loads((export / "config.json").read_text())
         levels = {finding.id: finding.level for finding in result.findings}
         compared.append(Compared(case, levels, config["architectures"][0]))
-        requests.append(numeric.NumericCase(str(export), str(source), draft_window=window_flag(result)))
+        requests.append(numeric.NumericCase(str(export), str(source), draft_window=window_flag(export)))
     with ThreadPoolExecutor(2) as pool:
         with_plugin = pool.submit(numeric.compare, requests)
         stock = pool.submit(numeric.compare, [replace(request, plugin=False) for request in requests])
