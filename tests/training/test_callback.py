@@ -322,21 +322,28 @@ def test_a_save_waits_for_an_export_that_reads_what_it_rewrites(
     assert order == [("save", None), ("export", 2), ("save", None), ("export", 4)]
 
 
+@pytest.mark.parametrize("end", ["planned", "interrupted"])
 def test_a_hanging_filesystem_does_not_keep_the_run(
-    world: TinyWorld, save_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: TinyWorld, save_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     import threading
 
     from eagle3_export import callback
 
-    monkeypatch.setattr(callback, "END_OF_RUN_SECONDS", 0.2)
+    # Were the other limit to count, this test would not end.
+    short, long = ("END_OF_RUN_SECONDS", "INTERRUPTED_SECONDS")[:: 1 if end == "planned" else -1]
+    monkeypatch.setattr(callback, short, 0.2)
+    monkeypatch.setattr(callback, long, 1e6)
     monkeypatch.setattr(run_exports.PreparedExport, "run", lambda self, **_: threading.Event().wait())
-    status, records = train(world, save_path)
-    assert status == 0
-    assert checkpoints(save_path) == {"0", "1"}
+    if end == "planned":
+        status, records = train(world, save_path)
+        assert status == 0
+    else:
+        records = interrupted(world, save_path, monkeypatch, "step")
+    saved = {"0", "1"} if end == "planned" else {"0", "interrupted"}
+    assert checkpoints(save_path) == saved
     (summary,) = [message for message in records.messages if "without an export" in message]
-    assert "\n  0: " in summary
-    assert "\n  1: " in summary
+    assert all(f"\n  {name}: " in summary for name in saved)
 
 
 def test_errors_have_our_type(world: TinyWorld, save_path: Path) -> None:
