@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+import shutil
 import sys
 from collections.abc import Iterable
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +133,7 @@ def write_qk_norms(config: dict[str, Any], tensors: dict[str, drafts.Tensor]) ->
 @needs_sglang
 @pytest.mark.sglang
 def test_sampled_drafts_are_computed_as_trained(tmp_path: Path) -> None:
+    """And one whose config says something else is found out."""
     requests = []
     for write in (write_defaults, write_norm_per_aux_layer, write_qk_norms):
         config: dict[str, Any] = deepcopy(drafts.CONFIG)
@@ -149,5 +153,13 @@ def test_sampled_drafts_are_computed_as_trained(tmp_path: Path) -> None:
                 str(result.directory), str(source), True, window_flag(result.directory), context=16
             )
         )
-    for request, report in zip(requests, numeric.compare(requests), strict=True):
+    wrong = tmp_path / "wrong"
+    shutil.copytree(requests[0].export, wrong)
+    config = json.loads((wrong / "config.json").read_text())
+    (wrong / "config.json").write_text(json.dumps(config | {"norm_output": not config["norm_output"]}))
+    *reports, refuted = numeric.compare([*requests, replace(requests[0], export=str(wrong))])
+    for request, report in zip(requests, reports, strict=True):
         assert_exact(report, request.source)
+    assert refuted.problem is None and not refuted.ok
+    # the first draft step does not depend on what is fed back
+    assert refuted.per_step[0] <= numeric.TOLERANCE < refuted.per_step[1]
