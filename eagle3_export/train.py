@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from eagle3_export.compatibility import check_training
 from eagle3_export.config import BLOCK_NAME, ExportConfig, parse_export_block, read_export_block
-from eagle3_export.errors import Eagle3ExportError, UsageError
+from eagle3_export.errors import Eagle3ExportError, IncompatibleDraftError, UsageError
 from eagle3_export.launch_environment import complete_launch_environment, is_rank_zero
+from eagle3_export.sglang.target import ServingTarget
+from eagle3_export.verifier import read_verifier
 
 if TYPE_CHECKING:
     from eagle3_export.callback import SGLangExportCallback
@@ -113,6 +116,10 @@ def _train(config: ExportConfig, block: Mapping[str, Any], given: list[str], the
         train_config = TrainConfig.resolve(theirs)
         train_config._argv = [sys.argv[0], *given]
         config.resolve_output_dir(train_config.trainer.save_path)
+        try:
+            _refuse_early(train_config.flatten(), config)
+        except IncompatibleDraftError as error:
+            return _complain(error, 1, everywhere=False)
 
         from eagle3_export.callback import SGLangExportCallback
         from eagle3_export.cpu_rehearsal import enable_cpu_rehearsal
@@ -124,6 +131,21 @@ def _train(config: ExportConfig, block: Mapping[str, Any], given: list[str], the
         except Eagle3ExportError as error:
             return _complain(error, 2 if isinstance(error, UsageError) else 1, everywhere=callback.attached)
     return 0
+
+
+def _refuse_early(arguments: Mapping[str, Any], config: ExportConfig) -> None:
+    """What the arguments alone rule out, said before a verifier of many gigabytes is loaded.
+
+    The model that is then built is checked again when the callback attaches.
+    """
+    if config.on_incompatible != "error":
+        return
+    verifier = read_verifier(arguments.get("verifier_name_or_path"))
+    target = ServingTarget(config.sglang_version, config.runtime, verifier)
+    findings = check_training(arguments, verifier, target)
+    obstacles = [finding for finding in findings if finding.level == "incompatible"]
+    if obstacles:
+        raise IncompatibleDraftError(obstacles)
 
 
 def _run(train_config: Any, callback: SGLangExportCallback) -> None:

@@ -119,7 +119,7 @@ def test_refusal_before_the_first_step(
     assert status == 1
     assert "--no-norm-before-residual" in capsys.readouterr().err
     assert not records.validations
-    assert checkpoints(save_path) == set()
+    assert not save_path.exists()
     assert exports(output_of(save_path)) == set()
 
     # The same, but the user wants to train all the same, and failures to stop the run: a refusal is not one.

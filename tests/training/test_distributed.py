@@ -107,11 +107,27 @@ def test_a_failure_ends_every_rank(world: TinyWorld, save_path: Path, tmp_path: 
     assert len(checkpoints(save_path)) < 50
 
 
-def test_a_refusal_is_said_once(world: TinyWorld, save_path: Path, tmp_path: Path) -> None:
-    arguments = train_arguments(world, save_path, norm_before_residual=True)
-    run = start_forked(2, [*arguments, "--sglang-export.runtime=stock"], tmp_path)
+@pytest.mark.parametrize(
+    ("flags", "option", "remedy"),
+    [
+        pytest.param(
+            {"norm_before_residual": True},
+            "runtime=stock",
+            "--no-norm-before-residual",
+            id="by its arguments",
+        ),
+        pytest.param(
+            {"embed_requires_grad": True}, "embed-tokens=drop", "embed_tokens: keep", id="by its model"
+        ),
+    ],
+)
+def test_a_refusal_is_said_once(
+    flags: dict[str, bool], option: str, remedy: str, world: TinyWorld, save_path: Path, tmp_path: Path
+) -> None:
+    arguments = train_arguments(world, save_path, **flags)
+    run = start_forked(2, [*arguments, f"--sglang-export.{option}"], tmp_path)
     assert run.wait() != 0
     assert run.output.count("eagle3-export train:") == 1, run.output[-4000:]
-    assert "--no-norm-before-residual" in run.output
+    assert remedy in run.output
     assert [run.count(rank, "step") for rank in (0, 1)] == [0, 0]
-    assert checkpoints(save_path) == set()
+    assert not list(save_path.glob("*/model.safetensors"))
