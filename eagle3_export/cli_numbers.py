@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -54,6 +55,8 @@ def report(
         allowed = parse_max_drop(max_drop)
         if csv and as_json:
             raise UsageError("--csv and --json both print on stdout.", remedy="Choose one.")
+        if fail_below is not None and math.isnan(fail_below):
+            raise UsageError("--fail-below nan is no acceptance length: nothing would ever fail.")
         if follow:
             _follow(output_dirs, [html, png, fail_below, compare], csv or as_json)
             return

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from eagle3_export.errors import UsageError
+from eagle3_export.storage.faults import resolved
 
 BLOCK_NAME = "sglang_export"
 DEFAULT_SGLANG_VERSION = "0.5.23"
@@ -56,7 +57,7 @@ class ExportConfig(BaseModel):
         """The output directory for a run that saves its checkpoints to `save_path`.
 
         Raises:
-            UsageError: where exports would lie inside `save_path`: the trainer sweeps that directory
+            UsageError: nothing can lie beside `save_path`, or exports would lie inside it: the trainer sweeps that directory
                 (speculators 0.9.0, `BaseCheckpointer.cleanup_keep_only_best`) and resumes from any
                 directory there that has a number for a name.
         """
@@ -68,7 +69,7 @@ class ExportConfig(BaseModel):
                 else _default_beside(save_path)
             )
         output_dir = Path(self.output_dir)
-        real_output, real_save = output_dir.resolve(), save_path.resolve()
+        real_output, real_save = resolved(output_dir), resolved(save_path)
         if real_output == real_save or real_save in real_output.parents:
             raise UsageError(
                 f"{BLOCK_NAME}.output_dir ({output_dir}) lies in the trainer's save_path ({save_path}).",
@@ -79,8 +80,10 @@ class ExportConfig(BaseModel):
 
 
 def _default_beside(save_path: Path) -> Path:
-    resolved = save_path.resolve()
-    return resolved.with_name(resolved.name + "-sglang")
+    real = resolved(save_path)
+    if not real.name:
+        raise UsageError(f"Nothing can lie beside {real}.", remedy="Name an output directory.")
+    return real.with_name(real.name + "-sglang")
 
 
 def parse_export_block(block: Mapping[str, Any] | None, *, origin: str = BLOCK_NAME) -> ExportConfig:

@@ -19,11 +19,12 @@ from eagle3_export.checkpoint import Checkpoint, read_checkpoint
 from eagle3_export.compatibility import Finding, ServingPlan, plan_serving
 from eagle3_export.config import ExportConfig
 from eagle3_export.coverage import run_coverage
-from eagle3_export.errors import CheckpointError, IncompatibleDraftError, StorageError
+from eagle3_export.errors import CheckpointError, IncompatibleDraftError, StorageError, UsageError
 from eagle3_export.sglang.target import ServingTarget
 from eagle3_export.source_state import SavePoint, save_point, validation_metrics
 from eagle3_export.storage.copy import WriteReport
-from eagle3_export.storage.faults import os_errors, shown
+from eagle3_export.storage.faults import os_errors, resolved, shown
+from eagle3_export.storage.leftovers import is_directory
 from eagle3_export.storage.publish import publish_directory, remove_staging, staging_directory
 from eagle3_export.storage.safetensors_file import TensorSource
 from eagle3_export.storage.sources import PinnedSources, open_sources
@@ -39,6 +40,7 @@ WEIGHTS_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
 METADATA_FILE = "metadata.json"
 MODEL_CARD_FILE = "README.md"
+_FILES = (WEIGHTS_FILE, CONFIG_FILE, METADATA_FILE, MODEL_CARD_FILE)
 
 
 @dataclass(frozen=True)
@@ -92,10 +94,15 @@ class PreparedExport:
             replace: an export that stands at the destination is replaced by it, in one rename.
 
         Raises:
-            StorageError: the bytes could not be read, written or published; nothing is left behind.
+            StorageError: the bytes could not be read, written or published, or what stands at the destination
+                is no export; nothing is left behind.
             CheckpointError: a tensor that SGLang would read holds NaN or infinity.
+            UsageError: the destination lies in the checkpoint, or the other way round.
         """
         with os_errors("Exporting to", self.destination), self.sources:
+            _require_apart(self.destination, self.checkpoint.directory)
+            if replace:
+                _require_export(self.destination)
             staged = staging_directory(self.destination)
             try:
                 written, non_finite = write_and_scan(
@@ -257,11 +264,40 @@ def export_checkpoint(
 
 def _require_free(destination: Path, overwrite: bool) -> None:
     """Says so before the work rather than after it."""
+    if overwrite:
+        with os_errors("Reading", destination):
+            _require_export(destination)
     if not overwrite and os.path.lexists(destination):
         raise StorageError(
             f"{shown(destination)} exists.",
             why="A published export never changes.",
             remedy="Choose another directory, or pass --overwrite to replace it.",
+        )
+
+
+def _require_export(directory: Path) -> None:
+    """Lets a directory be replaced only where it holds an export and nothing of the user's, or nothing at all."""
+    if not is_directory(directory):
+        return  # free, or told from an export when it is published
+    names = {child.name for child in directory.iterdir()}
+    foreign = sorted(name for name in names - set(_FILES) if not name.startswith("."))  # .keep, .nfs… of NFS
+    if foreign or (names and not {WEIGHTS_FILE, METADATA_FILE} <= names):
+        found = f"holds {', '.join(map(shown, foreign[:5]))}" if foreign else "is no export"
+        raise StorageError(
+            f"{shown(directory)} {found}.",
+            why="Only an export is ever replaced; everything in it would be gone.",
+            remedy="Choose another directory, or move it away.",
+        )
+
+
+def _require_apart(destination: Path, source: Path) -> None:
+    """Keeps an export out of the checkpoint that it is made from."""
+    real = resolved(destination)
+    if real == source or source in real.parents or real in source.parents:
+        raise UsageError(
+            f"{shown(destination)} and the checkpoint {shown(source)} lie one in the other.",
+            why="A checkpoint is never touched.",
+            remedy="Choose a directory outside of it.",
         )
 
 

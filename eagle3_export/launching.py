@@ -11,8 +11,10 @@ from eagle3_export.errors import CheckpointError, ExportInvalidError, UsageError
 from eagle3_export.fields import read_json_object
 from eagle3_export.findings import Finding
 from eagle3_export.metadata import ExportMetadata, read_metadata
+from eagle3_export.sglang.exported import read_exported_draft
 from eagle3_export.sglang.launch import launch_arguments, launch_command
 from eagle3_export.sglang.target import ServingTarget
+from eagle3_export.storage.faults import resolved
 from eagle3_export.verifier import read_verifier
 
 
@@ -54,7 +56,7 @@ def serving_command(
         ExportInvalidError: `export` is no export.
         UsageError: both `num_steps` and `cost_ratio` are given.
     """
-    directory = Path(export).resolve()
+    directory = resolved(export)
     metadata = read_metadata(directory)
     reason = "as asked"
     if num_steps is None:
@@ -76,7 +78,7 @@ def draft_arguments(export: str | Path, target: str, num_steps: int) -> list[str
     Raises:
         ExportInvalidError: `export` is no export.
     """
-    directory = Path(export).resolve()
+    directory = resolved(export)
     arguments = _arguments(directory, read_metadata(directory), target, num_steps)
     return ["--speculative-draft-model-path", str(directory), *arguments]
 
@@ -84,6 +86,7 @@ def draft_arguments(export: str | Path, target: str, num_steps: int) -> list[str
 def _arguments(directory: Path, metadata: ExportMetadata, target: str, num_steps: int) -> list[str]:
     try:
         config = read_json_object(directory / "config.json")
+        read_exported_draft(config, str(directory / "config.json"))
     except CheckpointError as error:
         raise ExportInvalidError(error.what, why=error.why, remedy="Export the checkpoint again.") from error
     serving = ServingTarget(metadata.sglang.version, verifier=read_verifier(target))

@@ -74,11 +74,12 @@ def watch_run(
     """
     save_path = Path(save_path)
     output_dir = config.resolve_output_dir(save_path)
+    if once:
+        find_checkpoints(save_path)
     with output_lock(output_dir), _stop_on_signals() as stop:
         clean_leftovers(output_dir)
         watcher = RunWatcher(save_path, output_dir, config, report)
         if once:
-            find_checkpoints(save_path)
             return watcher.look()
         while not stop.is_set() and not (stop_file is not None and stop_file.exists()):
             watcher.look()

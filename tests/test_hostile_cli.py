@@ -10,10 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from eagle3_export.errors import CheckpointError, ExportInvalidError
-from eagle3_export.export import export_checkpoint
+from eagle3_export.cli import app
+from eagle3_export.config import ExportConfig
+from eagle3_export.errors import CheckpointError, ExportInvalidError, StorageError, UsageError
+from eagle3_export.export import export_checkpoint, prepare_export
 from eagle3_export.metadata import read_metadata
+from eagle3_export.report.page import to_html
+from eagle3_export.report.runs import read_runs
 from eagle3_export.verify import verify_export
 from tests.drafts import write_checkpoint
 
@@ -112,3 +117,114 @@ def test_weights_that_would_be_loaded_beside_the_drafts_own_are_found(tmp_path: 
     export_checkpoint(write_checkpoint(tmp_path / "1"), tmp_path / "out")
     (tmp_path / "out" / "model-2.safetensors").write_bytes(b"")
     assert "also holds model-2.safetensors" in dict(verify_export(tmp_path / "out").problems)["weights"]
+
+
+def snapshot(directory: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_only_an_export_is_ever_overwritten(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "1")
+    other = write_checkpoint(tmp_path / "models" / "base")
+    (tmp_path / "user").mkdir()
+    (tmp_path / "user" / "thesis.tex").write_text("years of work")
+    (tmp_path / "repository" / ".git").mkdir(parents=True)
+    (tmp_path / "repository" / ".git" / "HEAD").write_text("ref: refs/heads/main")
+    export_checkpoint(checkpoint, tmp_path / "noted")
+    (tmp_path / "noted" / "notes.txt").write_text("mine")
+    before = snapshot(tmp_path)
+    for directory in (*(tmp_path / name for name in ("user", "models", "noted", "repository")), other):
+        with pytest.raises(StorageError, match=r"(holds .*|is no export)\. Only an export is ever replaced"):
+            export_checkpoint(checkpoint, directory, overwrite=True)
+    prepared = prepare_export(checkpoint, tmp_path / "user", ExportConfig())
+    with prepared, pytest.raises(StorageError, match=r"holds thesis\.tex"):
+        prepared.run(replace=True)
+    assert snapshot(tmp_path) == before
+
+
+def test_an_empty_directory_may_be_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    export_checkpoint(write_checkpoint(tmp_path / "1"), tmp_path / "out", overwrite=True)
+    assert verify_export(tmp_path / "out").ok
+
+
+@pytest.mark.parametrize("where", ["run/1", "run/1/out", "run", "link/out"])
+def test_an_export_never_touches_its_checkpoint(tmp_path: Path, where: str) -> None:
+    checkpoint = write_checkpoint(tmp_path / "run" / "1")
+    (tmp_path / "link").symlink_to(checkpoint)
+    before = snapshot(tmp_path)
+    for overwrite in (False, True):
+        with pytest.raises((StorageError, UsageError)):
+            export_checkpoint(checkpoint, tmp_path / where, overwrite=overwrite)
+    assert snapshot(tmp_path) == before
+    assert not (checkpoint / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("convert", "--all", "run", "loop"),
+        ("convert", "--all", "loop", "out"),
+        ("convert", "run/1", "loop/out"),
+        ("watch", "--once", "run", "loop/x"),
+        ("launch", "loop", "--target", "t"),
+        ("report", "loop"),
+    ],
+)
+def test_a_loop_of_links_has_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    write_checkpoint(tmp_path / "run" / "1")
+    (tmp_path / "loop").symlink_to("loop")
+    monkeypatch.chdir(tmp_path)
+    answer = CliRunner().invoke(app, arguments)
+    assert isinstance(answer.exception, SystemExit), answer.exception
+    assert answer.exit_code in (1, 2)
+
+
+def test_launch_names_a_config_that_is_no_exports(tmp_path: Path) -> None:
+    path = export_checkpoint(write_checkpoint(tmp_path / "1"), tmp_path / "out").directory / "config.json"
+    config = json.loads(path.read_text())
+    del config["eagle3_export"]
+    path.write_text(json.dumps(config))
+    answer = CliRunner().invoke(app, ["launch", str(tmp_path / "out"), "--target", "t"])
+    assert answer.exit_code == 1
+    assert "eagle3_export is missing" in answer.stderr
+
+
+def test_a_gate_that_nothing_fails_is_refused(tmp_path: Path) -> None:
+    export_checkpoint(write_checkpoint(tmp_path / "1"), tmp_path / "out")
+    answer = CliRunner().invoke(app, ["report", str(tmp_path / "out"), "--fail-below", "nan"])
+    assert answer.exit_code == 2
+    assert "--fail-below nan" in answer.stderr
+
+
+def test_a_page_of_a_run_whose_name_is_not_utf8(tmp_path: Path) -> None:
+    directory = tmp_path / os.fsdecode(b"caf\xe9")
+    export_checkpoint(write_checkpoint(tmp_path / "1"), directory)
+    assert b"caf\\xe9" in to_html(read_runs([directory])).encode()
+
+
+def test_a_mistyped_run_leaves_no_directory_behind(tmp_path: Path) -> None:
+    answer = CliRunner().invoke(app, ["watch", "--once", str(tmp_path / "rnu")])
+    assert answer.exit_code == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "arguments", [("report", "."), ("watch", "--once", "."), ("convert", "--all", ".", "out")]
+)
+def test_a_removed_working_directory_has_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    answer = CliRunner().invoke(app, arguments)
+    assert isinstance(answer.exception, SystemExit), answer.exception
+    assert answer.exit_code in (1, 2)
+
+
+def test_beside_the_root_there_is_nothing() -> None:
+    with pytest.raises(UsageError, match="Nothing can lie beside /"):
+        ExportConfig().resolve_output_dir("/")

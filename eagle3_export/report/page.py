@@ -13,6 +13,7 @@ from eagle3_export.report.charts import RUN_CHARTS, Chart, charts
 from eagle3_export.report.figures import css_variables, to_svg
 from eagle3_export.report.runs import Run, answers
 from eagle3_export.report.tabular import depth_columns, row
+from eagle3_export.storage.faults import shown
 
 # The same colours on a dark page: lighter, and the ramp of depths turned round.
 _DARK = {
@@ -66,7 +67,7 @@ def _css(variables: dict[str, str]) -> str:
 def _run(run: Run, own: Sequence[Chart]) -> str:
     return "\n".join(
         [
-            f'<section><h2>{escape(run.name)}</h2><p class="path">{escape(str(run.path))}</p>',
+            f'<section><h2>{escape(run.name)}</h2><p class="path">{escape(shown(run.path))}</p>',
             _answers(run),
             _charts(own),
             _table(run),

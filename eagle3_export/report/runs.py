@@ -10,6 +10,7 @@ from eagle3_export.depth import headline_measurement, recommend_depth
 from eagle3_export.errors import UsageError
 from eagle3_export.metadata import choose_best, in_training_order, read_metadata
 from eagle3_export.schema import ExportMetadata, Measurement
+from eagle3_export.storage.faults import resolved, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ def read_run(path: str | Path, name: str | None = None) -> Run:
     exports = [read_metadata(path)] if single else in_training_order(read_exports(path))
     if not exports:
         raise UsageError(f"{path} holds no exports yet.")
-    return Run(name or path.resolve().name, path, exports, choose_best(exports))
+    return Run(name or shown(resolved(path).name), path, exports, choose_best(exports))
 
 
 def read_runs(paths: Sequence[str | Path]) -> list[Run]:
@@ -79,11 +80,12 @@ def read_runs(paths: Sequence[str | Path]) -> list[Run]:
     """
     if not paths:
         raise UsageError("Name at least one output directory.")
-    resolved = [Path(path).resolve() for path in paths]
+    real_paths = [resolved(path) for path in paths]
     parts = 1
-    while parts < 8 and len({path.parts[-parts:] for path in resolved}) < len(set(resolved)):
+    while parts < 8 and len({path.parts[-parts:] for path in real_paths}) < len(set(real_paths)):
         parts += 1
-    return [read_run(path, "/".join(real.parts[-parts:])) for path, real in zip(paths, resolved, strict=True)]
+    names = [shown("/".join(real.parts[-parts:])) for real in real_paths]
+    return [read_run(path, name) for path, name in zip(paths, names, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 from eagle3_export.depth import headline_measurement, recommend_depth
 from eagle3_export.report.runs import Run, answers
+from eagle3_export.storage.faults import shown
 
 
 def row(run: Run, position: int) -> dict[str, Any]:
@@ -72,7 +73,7 @@ def to_json(runs: Sequence[Run]) -> str:
     document = [
         {
             "run": run.name,
-            "path": str(run.path),
+            "path": shown(run.path),
             "best": run.best,
             "answers": [
                 {"question": a.question, "answer": a.answer, "detail": a.detail} for a in answers(run)

@@ -16,6 +16,7 @@ from rich.text import Text
 from eagle3_export.errors import UsageError
 from eagle3_export.report.runs import Run, answers, read_runs
 from eagle3_export.report.tabular import row
+from eagle3_export.storage.faults import shown
 
 _UNKNOWN = "-"
 
@@ -31,7 +32,9 @@ def render(runs: Sequence[Run]) -> Group:
 
 
 def _exports(run: Run) -> Table:
-    table = Table(title=f"{run.name} ({run.path})", title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    table = Table(
+        title=f"{run.name} ({shown(run.path)})", title_justify="left", title_style="bold", box=SIMPLE_HEAD
+    )
     table.add_column("", no_wrap=True)
     table.add_column("export", no_wrap=True)
     for name in ("step", "full_acc_0", "est. length", "change", "measured"):

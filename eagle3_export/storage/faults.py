@@ -36,6 +36,17 @@ def shown(path: str | os.PathLike[str]) -> str:
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
+def resolved(path: str | os.PathLike[str]) -> Path:
+    """The path without links; one that leads nowhere stays as it is, and using it says so.
+
+    `Path.resolve` raises RuntimeError for a loop of links up to Python 3.12.
+    """
+    try:
+        return Path(os.path.realpath(path))
+    except OSError:  # the working directory was removed
+        return Path(path)
+
+
 def human_bytes(count: int) -> str:
     """A byte count for messages, such as ``4.6 GB`` (decimal units)."""
     size = float(count)

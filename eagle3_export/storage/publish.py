@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from eagle3_export.errors import StorageError
-from eagle3_export.storage.faults import DIRECTORY_MODE, FILE_MODE, os_errors, shown
+from eagle3_export.storage.faults import DIRECTORY_MODE, FILE_MODE, os_errors, resolved, shown
 from eagle3_export.storage.leftovers import (
     DISCARDED,
     FILE,
@@ -135,8 +135,8 @@ def neighbour(directory: Path) -> Path:
         StorageError: it is a symbolic link to anywhere but a neighbour, through which nothing is to be written.
     """
     with os_errors("Reading", directory):
-        target = directory.resolve()
-        if directory.is_symlink() and target.parent != directory.parent.resolve():
+        target = resolved(directory)
+        if directory.is_symlink() and target.parent != resolved(directory.parent):
             raise StorageError(
                 f"{shown(directory)} is a symbolic link out of its directory, to {shown(target)}.",
                 why="Nothing is written through it.",
