@@ -57,15 +57,15 @@ class ExportConfig(BaseModel):
         """The output directory for a run that saves its checkpoints to `save_path`.
 
         Raises:
-            UsageError: nothing can lie beside `save_path`, or exports would lie inside it: the trainer sweeps that directory
-                (speculators 0.9.0, `BaseCheckpointer.cleanup_keep_only_best`) and resumes from any
-                directory there that has a number for a name.
+            UsageError: nothing can lie beside `save_path`, or exports would lie inside it: the trainer sweeps
+                that directory (speculators 0.9.0, `BaseCheckpointer.cleanup_keep_only_best`) and resumes from
+                any directory there that has a number for a name.
         """
         save_path = Path(save_path)
         if self.output_dir is None:
             return (
                 save_path.with_name(save_path.name + "-sglang")
-                if save_path.name
+                if save_path.name not in ("", "..")
                 else _default_beside(save_path)
             )
         output_dir = Path(self.output_dir)

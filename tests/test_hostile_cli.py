@@ -228,3 +228,9 @@ def test_a_removed_working_directory_has_no_traceback(
 def test_beside_the_root_there_is_nothing() -> None:
     with pytest.raises(UsageError, match="Nothing can lie beside /"):
         ExportConfig().resolve_output_dir("/")
+
+
+def test_beside_the_parent_is_not_inside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run" / "0").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "run" / "0")
+    assert ExportConfig().resolve_output_dir("..") == tmp_path / "run-sglang"
