@@ -14,6 +14,7 @@ import typer
 
 from eagle3_export import __version__, cli_numbers
 from eagle3_export.cli_output import Json, echo, echo_conversion, echo_findings, print_json, reporting
+from eagle3_export.interrupts import cleaning_up_on_sigterm
 
 if TYPE_CHECKING:
     from eagle3_export.convert import Conversion
@@ -84,12 +85,12 @@ def convert(
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Export a checkpoint that exists, or with --all a whole run."""
-    with reporting(as_json):
+    with reporting(as_json), cleaning_up_on_sigterm():
         from eagle3_export.config import DEFAULT_SGLANG_VERSION, ExportConfig
         from eagle3_export.convert import convert_checkpoint, convert_run
 
         config = ExportConfig(
-            sglang_version=sglang_version or DEFAULT_SGLANG_VERSION,
+            sglang_version=DEFAULT_SGLANG_VERSION if sglang_version is None else sglang_version,
             runtime=runtime,
             embed_tokens=embed_tokens,
         )
@@ -136,7 +137,7 @@ def watch(
 
         config = ExportConfig(
             output_dir=None if out is None else os.fspath(out),
-            sglang_version=sglang_version or DEFAULT_SGLANG_VERSION,
+            sglang_version=DEFAULT_SGLANG_VERSION if sglang_version is None else sglang_version,
             runtime=runtime,
             embed_tokens=embed_tokens,
             keep_last=keep_last,

@@ -1,4 +1,4 @@
-"""Keeps the user's Ctrl+C out of our own code without losing it."""
+"""Keeps signals out of our own code without losing them, or lets them end it cleanly."""
 
 from __future__ import annotations
 
@@ -34,3 +34,17 @@ def deferred_interrupts() -> Iterator[None]:
             signal.signal(signum, handler)
         for number, frame in received:
             replaced[signal.Signals(number)](number, frame)
+
+
+@contextmanager
+def cleaning_up_on_sigterm() -> Iterator[None]:
+    """SIGTERM ends the body by an exception, as Ctrl+C does, so that nothing half-written stays behind."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

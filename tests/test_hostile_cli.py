@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from eagle3_export import export
 from eagle3_export.cli import app
 from eagle3_export.config import ExportConfig
 from eagle3_export.errors import CheckpointError, ExportInvalidError, StorageError, UsageError
@@ -234,3 +235,22 @@ def test_beside_the_parent_is_not_inside_it(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "run" / "0").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "run" / "0")
     assert ExportConfig().resolve_output_dir("..") == tmp_path / "run-sglang"
+
+
+def test_sigterm_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = write_checkpoint(tmp_path / "run" / "1")
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(export, "write_and_scan", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+    answer = CliRunner().invoke(app, ["convert", str(checkpoint), str(tmp_path / "exports" / "1")])
+    assert answer.exit_code == 143
+    assert list((tmp_path / "exports").iterdir()) == []
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_an_empty_version_is_no_version(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "1")
+    answer = CliRunner().invoke(
+        app, ["convert", str(checkpoint), str(tmp_path / "out"), "--sglang-version", ""]
+    )
+    assert answer.exit_code == 2
+    assert "sglang_version '' is not a version" in answer.stderr
