@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from eagle3_export.accuracies import (
+from eagle3_export.estimates.accuracies import (
     IN_DOCUMENTS,
     Z95,
     Interval,

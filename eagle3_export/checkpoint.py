@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from eagle3_export.draft import Draft, parse_draft
 from eagle3_export.errors import CheckpointError
-from eagle3_export.fields import Fields, read_json_object
-from eagle3_export.layout import check_layout, float_dtype, unwrap_names
+from eagle3_export.speculators_format.draft import Draft, parse_draft
+from eagle3_export.speculators_format.fields import Fields, read_json_object
+from eagle3_export.speculators_format.layout import check_layout, float_dtype, unwrap_names
+from eagle3_export.speculators_format.vocabulary import check_vocabulary
 from eagle3_export.storage.safetensors_file import SafetensorsFile, TensorSource, read_safetensors
-from eagle3_export.vocabulary import check_vocabulary
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"

@@ -14,7 +14,7 @@ import typer
 
 from eagle3_export import __version__, cli_numbers
 from eagle3_export.cli_output import Json, echo, echo_conversion, echo_findings, print_json, reporting
-from eagle3_export.interrupts import cleaning_up_on_sigterm
+from eagle3_export.training.interrupts import cleaning_up_on_sigterm
 
 if TYPE_CHECKING:
     from eagle3_export.convert import Conversion

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from eagle3_export.assessment import Assessment, assess, unmet_needs
 from eagle3_export.checkpoint import Checkpoint
-from eagle3_export.draft import Draft
 from eagle3_export.errors import IncompatibleDraftError
 from eagle3_export.findings import Finding, finding
 from eagle3_export.sglang.capabilities import capabilities, releases_up_to
@@ -17,8 +16,9 @@ from eagle3_export.sglang.launch import launch_arguments
 from eagle3_export.sglang.names import dropped_names, translate_names
 from eagle3_export.sglang.rope import rope_findings
 from eagle3_export.sglang.target import ServingTarget
-from eagle3_export.training_config import DraftSource, draft_from_training
-from eagle3_export.verifier import Verifier
+from eagle3_export.speculators_format.draft import Draft
+from eagle3_export.speculators_format.training_config import DraftSource, draft_from_training
+from eagle3_export.speculators_format.verifier import Verifier
 
 __all__ = ["Finding", "ServingPlan", "check", "check_draft", "check_training", "plan_serving"]
 

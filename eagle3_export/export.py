@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any
 from eagle3_export.checkpoint import Checkpoint, read_checkpoint
 from eagle3_export.compatibility import Finding, ServingPlan, plan_serving
 from eagle3_export.config import ExportConfig
-from eagle3_export.coverage import run_coverage
 from eagle3_export.errors import CheckpointError, IncompatibleDraftError, StorageError, UsageError
+from eagle3_export.estimates.coverage import run_coverage
 from eagle3_export.sglang.target import ServingTarget
-from eagle3_export.source_state import SavePoint, save_point, validation_metrics
+from eagle3_export.speculators_format.source_state import SavePoint, save_point, validation_metrics
+from eagle3_export.speculators_format.verifier import Verifier, read_verifier
+from eagle3_export.speculators_format.vocabulary import vocabulary_offsets
 from eagle3_export.storage.copy import WriteReport
 from eagle3_export.storage.faults import os_errors, resolved, shown
 from eagle3_export.storage.leftovers import is_directory
@@ -29,8 +31,6 @@ from eagle3_export.storage.publish import publish_directory, remove_staging, sta
 from eagle3_export.storage.safetensors_file import TensorSource
 from eagle3_export.storage.sources import PinnedSources, open_sources
 from eagle3_export.storage.transfer import write_and_scan
-from eagle3_export.verifier import Verifier, read_verifier
-from eagle3_export.vocabulary import vocabulary_offsets
 
 if TYPE_CHECKING:
     from eagle3_export.acceptance import AccuracySource, Coverage

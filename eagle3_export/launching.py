@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eagle3_export.depth import recommend_depth
 from eagle3_export.errors import CheckpointError, ExportInvalidError, UsageError
-from eagle3_export.fields import read_json_object
+from eagle3_export.estimates.depth import recommend_depth
 from eagle3_export.findings import Finding
 from eagle3_export.metadata import ExportMetadata, read_metadata
 from eagle3_export.sglang.exported import read_exported_draft
 from eagle3_export.sglang.launch import launch_arguments, launch_command
 from eagle3_export.sglang.target import ServingTarget
+from eagle3_export.speculators_format.fields import read_json_object
+from eagle3_export.speculators_format.verifier import read_verifier
 from eagle3_export.storage.faults import resolved
-from eagle3_export.verifier import read_verifier
 
 
 @dataclass(frozen=True)

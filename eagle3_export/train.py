@@ -12,9 +12,9 @@ import yaml
 from eagle3_export.compatibility import check_training
 from eagle3_export.config import BLOCK_NAME, ExportConfig, parse_export_block, read_export_block
 from eagle3_export.errors import Eagle3ExportError, IncompatibleDraftError, UsageError
-from eagle3_export.launch_environment import complete_launch_environment, is_rank_zero
 from eagle3_export.sglang.target import ServingTarget
-from eagle3_export.verifier import read_verifier
+from eagle3_export.speculators_format.verifier import read_verifier
+from eagle3_export.training.launch_environment import complete_launch_environment, is_rank_zero
 
 if TYPE_CHECKING:
     from eagle3_export.callback import SGLangExportCallback
@@ -122,7 +122,7 @@ def _train(config: ExportConfig, block: Mapping[str, Any], given: list[str], the
             return _complain(error, 1, everywhere=False)
 
         from eagle3_export.callback import SGLangExportCallback
-        from eagle3_export.cpu_rehearsal import enable_cpu_rehearsal
+        from eagle3_export.training.cpu_rehearsal import enable_cpu_rehearsal
 
         enable_cpu_rehearsal()
         callback = SGLangExportCallback(config)

@@ -11,16 +11,18 @@ from typing import Any
 
 from eagle3_export.checkpoint import Checkpoint, read_checkpoint
 from eagle3_export.compatibility import Finding, check_draft
-from eagle3_export.draft import Draft
 from eagle3_export.errors import Eagle3ExportError, ExportInvalidError, UsageError
 from eagle3_export.export import CONFIG_FILE, METADATA_FILE, WEIGHTS_FILE
-from eagle3_export.fields import read_json_object
-from eagle3_export.layout import check_layout, float_dtype
 from eagle3_export.sglang.aux_layers import may_encode
 from eagle3_export.sglang.config import translate_config
 from eagle3_export.sglang.exported import read_exported_draft
 from eagle3_export.sglang.names import translate_names
 from eagle3_export.sglang.target import ServingTarget
+from eagle3_export.speculators_format.draft import Draft
+from eagle3_export.speculators_format.fields import read_json_object
+from eagle3_export.speculators_format.layout import check_layout, float_dtype
+from eagle3_export.speculators_format.verifier import read_verifier
+from eagle3_export.speculators_format.vocabulary import check_vocabulary
 from eagle3_export.storage.finite import non_finite_tensors
 from eagle3_export.storage.safetensors_file import (
     SafetensorsFile,
@@ -28,8 +30,6 @@ from eagle3_export.storage.safetensors_file import (
     TensorSource,
     read_safetensors,
 )
-from eagle3_export.verifier import read_verifier
-from eagle3_export.vocabulary import check_vocabulary
 
 _CHUNK = 4 << 20
 
@@ -158,7 +158,7 @@ def _require_layout(draft: Draft, entries: dict[str, TensorEntry], where: str) -
 
 def _training_names(draft: Draft, file: SafetensorsFile) -> dict[str, str]:
     """Exported name -> speculators' name, for every tensor of the file."""
-    from eagle3_export.layout import expected_shapes
+    from eagle3_export.speculators_format.layout import expected_shapes
 
     known = translate_names([*expected_shapes(draft), "d2t", "t2d"])
     back = {new: old for old, new in known.items()}

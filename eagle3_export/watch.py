@@ -29,9 +29,9 @@ from eagle3_export.config import ExportConfig
 from eagle3_export.convert import Conversion
 from eagle3_export.errors import CheckpointError, Eagle3ExportError, StorageError
 from eagle3_export.export import export_checkpoint
-from eagle3_export.fields import read_json_object
 from eagle3_export.outputs import is_export_of, read_exports, refresh_outputs, update_metrics
-from eagle3_export.source_state import INTERRUPTED, validation_metrics
+from eagle3_export.speculators_format.fields import read_json_object
+from eagle3_export.speculators_format.source_state import INTERRUPTED, validation_metrics
 from eagle3_export.storage.faults import shown
 from eagle3_export.storage.lock import output_lock
 from eagle3_export.storage.publish import clean_leftovers

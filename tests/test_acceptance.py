@@ -18,7 +18,7 @@ from eagle3_export.acceptance import (
     estimate_acceptance,
     step_accuracies,
 )
-from eagle3_export.accuracies import wilson_interval
+from eagle3_export.estimates.accuracies import wilson_interval
 
 NULLABLE = (
     "source",

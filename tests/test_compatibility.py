@@ -11,13 +11,13 @@ import pytest
 
 from eagle3_export.checkpoint import Checkpoint, read_checkpoint
 from eagle3_export.compatibility import Finding, ServingPlan, check, check_training, plan_serving
-from eagle3_export.draft import parse_draft
 from eagle3_export.errors import IncompatibleDraftError, UsageError
 from eagle3_export.findings import WORDINGS
 from eagle3_export.sglang.capabilities import PLUGIN_PROVEN_ON, RELEASES
 from eagle3_export.sglang.target import ServingTarget
-from eagle3_export.training_config import draft_from_training
-from eagle3_export.verifier import Verifier, parse_verifier, read_verifier
+from eagle3_export.speculators_format.draft import parse_draft
+from eagle3_export.speculators_format.training_config import draft_from_training
+from eagle3_export.speculators_format.verifier import Verifier, parse_verifier, read_verifier
 from tests.drafts import CONFIG, Tensor, write_checkpoint
 
 LLAMA = parse_verifier(

@@ -14,7 +14,7 @@ import yaml
 from eagle3_export.compatibility import check_training
 from eagle3_export.config import parse_export_block
 from eagle3_export.sglang.target import ServingTarget
-from eagle3_export.verifier import read_verifier
+from eagle3_export.speculators_format.verifier import read_verifier
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 NAMES = sorted(path.name for path in CONFIGS.glob("*.yaml") if "sglang_export:" in path.read_text())

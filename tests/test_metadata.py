@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from eagle3_export.acceptance import Coverage
-from eagle3_export.coverage import draft_vocabulary_coverage, read_token_frequencies, run_coverage
 from eagle3_export.errors import CheckpointError, ExportInvalidError
+from eagle3_export.estimates.coverage import draft_vocabulary_coverage, read_token_frequencies, run_coverage
 from eagle3_export.metadata import (
     ExportMetadata,
     Measurement,

@@ -14,8 +14,8 @@ import pytest
 from rich.console import Console
 
 from eagle3_export.acceptance import Coverage
-from eagle3_export.depth import recommend_depth
 from eagle3_export.errors import UsageError
+from eagle3_export.estimates.depth import recommend_depth
 from eagle3_export.metadata import to_json as document
 from eagle3_export.metadata import with_measurement
 from eagle3_export.report import figures, page, tabular, terminal

@@ -9,7 +9,12 @@ from types import ModuleType
 import pytest
 
 from eagle3_export.dashboards import METRIC_LOGGER
-from eagle3_export.trainer_metrics import NORMALIZE, TRAINER_MODULE, RecentTraining, counted_positions
+from eagle3_export.training.trainer_metrics import (
+    NORMALIZE,
+    TRAINER_MODULE,
+    RecentTraining,
+    counted_positions,
+)
 
 
 @pytest.fixture

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle3_export.background import BackgroundQueue
 from eagle3_export.errors import Eagle3ExportError, StorageError, UsageError
-from eagle3_export.interrupts import deferred_interrupts
-from eagle3_export.launch_environment import complete_launch_environment, is_rank_zero
-from eagle3_export.ranks import CommonStop
 from eagle3_export.train import config_path, main, split_arguments
+from eagle3_export.training.background import BackgroundQueue
+from eagle3_export.training.interrupts import deferred_interrupts
+from eagle3_export.training.launch_environment import complete_launch_environment, is_rank_zero
+from eagle3_export.training.ranks import CommonStop
 
 
 class TestArguments:
@@ -227,7 +227,7 @@ class TestBackgroundQueue:
 
     def test_a_job_that_hangs_does_not_keep_the_process(self) -> None:
         program = (
-            "import threading; from eagle3_export.background import BackgroundQueue;"
+            "import threading; from eagle3_export.training.background import BackgroundQueue;"
             "queue = BackgroundQueue('test'); queue.submit('x', threading.Event().wait); print(queue.wait(0.05))"
         )
         done = subprocess.run(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from eagle3_export.depth import headline_measurement, measured_lengths
 from eagle3_export.errors import UsageError
+from eagle3_export.estimates.depth import headline_measurement, measured_lengths
 from eagle3_export.report.runs import Run, estimate_at
 from eagle3_export.schema import ExportMetadata
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from eagle3_export.depth import headline_measurement, recommend_depth
 from eagle3_export.errors import UsageError
+from eagle3_export.estimates.depth import headline_measurement, recommend_depth
 from eagle3_export.metadata import choose_best, in_training_order, read_metadata
 from eagle3_export.schema import ExportMetadata, Measurement
 from eagle3_export.storage.faults import resolved, shown
@@ -164,7 +164,7 @@ def terms(export: ExportMetadata) -> str:
 
 def estimate_at(export: ExportMetadata, num_steps: int) -> float | None:
     """The estimate for one depth, bonus token included, or None."""
-    from eagle3_export.depth import estimated_lengths
+    from eagle3_export.estimates.depth import estimated_lengths
 
     return estimated_lengths(export, max(num_steps, 1)).get(num_steps)
 

@@ -34,8 +34,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from eagle3_export.draft import Draft
 from eagle3_export.sglang.rope import rope_fields
+from eagle3_export.speculators_format.draft import Draft
 
 STOCK_ARCHITECTURE = "LlamaForCausalLMEagle3"
 PLUGIN_ARCHITECTURE = "Eagle3ExportLlamaForCausalLM"

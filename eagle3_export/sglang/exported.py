@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from eagle3_export.draft import Draft
 from eagle3_export.errors import CheckpointError
-from eagle3_export.fields import Fields
-from eagle3_export.rope import parse_rope
 from eagle3_export.sglang.config import PLUGIN_ARCHITECTURE, STOCK_ARCHITECTURE
+from eagle3_export.speculators_format.draft import Draft
+from eagle3_export.speculators_format.fields import Fields
+from eagle3_export.speculators_format.rope import parse_rope
 
 # What must not be left of the training side: SGLang or transformers would act on it.
 FORBIDDEN_KEYS = (

@@ -12,10 +12,10 @@ from typing import Any
 
 from packaging.version import Version
 
-from eagle3_export.draft import Draft
 from eagle3_export.findings import Finding, Level, finding
-from eagle3_export.rope import DEFAULT_THETA
 from eagle3_export.sglang.capabilities import Capabilities
+from eagle3_export.speculators_format.draft import Draft
+from eagle3_export.speculators_format.rope import DEFAULT_THETA
 
 SHARED_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 # sglang 0.5.7 on, `YaRNScalingRotaryEmbedding(truncate=...)`; before, it always truncates.

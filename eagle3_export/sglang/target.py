@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from eagle3_export.verifier import Verifier
+    from eagle3_export.speculators_format.verifier import Verifier
 
 Runtime = Literal["auto", "stock", "exact"]
 

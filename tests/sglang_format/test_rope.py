@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from eagle3_export.draft import Draft, parse_draft
 from eagle3_export.sglang.config import translate_config
 from eagle3_export.sglang.rope import context_length, served_parameters
+from eagle3_export.speculators_format.draft import Draft, parse_draft
 from tests.drafts import CONFIG
 from tests.sglang_format.rope_worker import CASES, compare_in_process
 

@@ -18,9 +18,9 @@ import pytest
 from eagle3_export.config import ExportConfig
 from eagle3_export.errors import StorageError
 from eagle3_export.export import PreparedExport, export_checkpoint
-from eagle3_export.run_exports import RunExports, Save
 from eagle3_export.storage import copy
 from eagle3_export.storage.lock import output_lock
+from eagle3_export.training.run_exports import RunExports, Save
 from eagle3_export.verify import verify_export
 from tests.storage.checkpoints import write_checkpoint
 from tests.storage.conftest import mounted

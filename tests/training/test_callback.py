@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from eagle3_export import run_exports, training_check
 from eagle3_export.callback import SGLangExportCallback
 from eagle3_export.config import ExportConfig
 from eagle3_export.errors import Eagle3ExportError, UsageError
 from eagle3_export.storage.lock import output_lock
+from eagle3_export.training import run_exports, training_check
 from tests.training.checks import (
     assert_same_weights,
     checkpoints,
@@ -42,7 +42,7 @@ def with_trainer(world: TinyWorld, save_path: Path, use: Callable[[Any], None], 
     from speculators.train import cli
     from speculators.train.config import TrainConfig
 
-    from eagle3_export.cpu_rehearsal import enable_cpu_rehearsal
+    from eagle3_export.training.cpu_rehearsal import enable_cpu_rehearsal
 
     enable_cpu_rehearsal()
     original = cli.Trainer

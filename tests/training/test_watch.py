@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.training]
 TRAIN = """
 import sys
 from pathlib import Path
-from eagle3_export.cpu_rehearsal import enable_cpu_rehearsal
+from eagle3_export.training.cpu_rehearsal import enable_cpu_rehearsal
 from speculators.train import cli
 from speculators.train.config import TrainConfig
 enable_cpu_rehearsal()

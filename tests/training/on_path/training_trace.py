@@ -179,7 +179,10 @@ class AfterImport:
 def install() -> None:
     """Have what the environment asks for in this process; modules that are imported already are changed at once."""
     FAULTS.update(json.loads(os.environ.get("TRAINING_FAULTS", "{}")))
-    hooks = {"eagle3_export.callback": watch_callback, "eagle3_export.cpu_rehearsal": watch_rehearsal}
+    hooks = {
+        "eagle3_export.callback": watch_callback,
+        "eagle3_export.training.cpu_rehearsal": watch_rehearsal,
+    }
     for name in list(hooks):
         if name in sys.modules:
             hooks.pop(name)(sys.modules[name])

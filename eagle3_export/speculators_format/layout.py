@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from eagle3_export.draft import Draft
 from eagle3_export.errors import CheckpointError
+from eagle3_export.speculators_format.draft import Draft
 from eagle3_export.storage.safetensors_file import TensorEntry
 
 Shape = tuple[int, ...]

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from eagle3_export.acceptance import Coverage
-from eagle3_export.background import BackgroundQueue
 from eagle3_export.checkpoint import find_checkpoints
 from eagle3_export.config import ExportConfig
 from eagle3_export.dashboards import log_export, log_failure
@@ -20,10 +19,11 @@ from eagle3_export.errors import CheckpointError, Eagle3ExportError, Incompatibl
 from eagle3_export.export import PreparedExport, ValidationMetrics, prepare_export
 from eagle3_export.metadata import build_index
 from eagle3_export.outputs import is_export_of, read_exports, refresh_outputs, update_metrics
-from eagle3_export.source_state import SavePoint
+from eagle3_export.speculators_format.source_state import SavePoint
+from eagle3_export.speculators_format.verifier import Verifier
 from eagle3_export.storage.lock import output_lock
 from eagle3_export.storage.publish import clean_leftovers
-from eagle3_export.verifier import Verifier
+from eagle3_export.training.background import BackgroundQueue
 
 logger = logging.getLogger("eagle3_export")
 

@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import Any
 
 from eagle3_export.errors import CheckpointError
-from eagle3_export.fields import Fields, abridged
-from eagle3_export.rope import Rope, parse_rope
+from eagle3_export.speculators_format.fields import Fields, abridged
+from eagle3_export.speculators_format.rope import Rope, parse_rope
 
 # Decoder defaults where a saved config leaves a key out (`PretrainedConfig.to_diff_dict` may): transformers,
 # `LlamaConfig` and `Qwen3Config`, the only two layer types that speculators trains EAGLE-3 drafts with

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eagle3_export.errors import CheckpointError
-from eagle3_export.fields import Fields
+from eagle3_export.speculators_format.fields import Fields
 
 DEFAULT_THETA = 10000.0  # transformers 5.19, `PreTrainedConfig.default_theta`
 

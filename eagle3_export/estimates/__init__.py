@@ -1,0 +1,1 @@
+"""What the acceptance estimates are made of: step accuracies, vocabulary coverage, the depth to deploy."""
