@@ -51,6 +51,8 @@ def assert_kept_out(run: Run, ranks: int) -> None:
     [
         pytest.param(slurm_script, 2, {}, id="slurm-torchrun-2-ddp"),
         pytest.param(accelerate_launch, 4, {"fsdp_shard": True}, id="accelerate-4-fsdp"),
+        pytest.param(None, 2, {"fsdp_shard": True}, id="forked-2-fsdp"),
+        pytest.param(None, 4, {}, id="forked-4-ddp"),
     ],
 )
 def test_one_export_per_save_and_nobody_waits(
@@ -60,7 +62,10 @@ def test_one_export_per_save_and_nobody_waits(
     output = output_of(save_path)
     faults = {"output": str(output), "kind": "slow", "group_timeout": GROUP_TIMEOUT}
     arguments = train_arguments(world, save_path, epochs=2, **changes)
-    run = start(launcher(ranks), arguments, tmp_path, faults=faults)
+    if launcher is None:
+        run = start_forked(ranks, arguments, tmp_path, faults=faults)
+    else:
+        run = start(launcher(ranks), arguments, tmp_path, faults=faults)
     assert run.wait() == 0, run.output[-4000:]
 
     assert_mirrors(save_path, {"0", "1"})
