@@ -27,7 +27,9 @@ class ExportConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    output_dir: str | None = Field(None, description="Where exports go. Default: <save_path>-sglang.")
+    output_dir: Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$")] | None = Field(
+        None, description="Where exports go. Default: <save_path>-sglang."
+    )
     sglang_version: str = Field(
         DEFAULT_SGLANG_VERSION, description="The SGLang release that will serve the drafts."
     )
@@ -100,7 +102,7 @@ def parse_export_block(block: Mapping[str, Any] | None, *, origin: str = BLOCK_N
         return ExportConfig.model_validate(dict(block))
     except ValidationError as error:
         raise UsageError(
-            f"{origin}: " + "; ".join(_describe(problem) for problem in error.errors()),
+            f"{origin}: " + "; ".join(_describe(problem) for problem in error.errors()) + ".",
             remedy="Known keys: " + ", ".join(ExportConfig.model_fields) + ".",
         ) from None
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from eagle3_export import export
 from eagle3_export.cli import app
-from eagle3_export.config import ExportConfig
+from eagle3_export.config import ExportConfig, parse_export_block
 from eagle3_export.errors import CheckpointError, ExportInvalidError, StorageError, UsageError
 from eagle3_export.export import export_checkpoint, prepare_export
 from eagle3_export.metadata import read_metadata
@@ -254,3 +254,15 @@ def test_an_empty_version_is_no_version(tmp_path: Path) -> None:
     )
     assert answer.exit_code == 2
     assert "sglang_version '' is not a version" in answer.stderr
+
+
+def test_a_name_that_no_file_can_have_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"sglang_export\.output_dir: "):
+        parse_export_block({"output_dir": "a\0b"})
+
+
+def test_the_working_directory_is_no_output_directory_by_oversight() -> None:
+    with pytest.raises(
+        UsageError, match=r"sglang_export\.output_dir: .* at least 1 character \(got ''\)\. Known"
+    ):
+        parse_export_block({"output_dir": ""})

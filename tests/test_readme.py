@@ -36,6 +36,14 @@ def test_the_config_block_is_valid_and_shows_every_default() -> None:
     assert given.model_dump(exclude={"output_dir"}) == defaults.model_dump(exclude={"output_dir"})
 
 
+def test_the_training_keys_are_grouped_as_speculators_reads_them() -> None:
+    """It leaves out without a word what lies in no group of its own."""
+    (block,) = [yaml.safe_load(block) for block in code_blocks("yaml") if "sglang_export" in block]
+    ready = yaml.safe_load((ROOT / "configs" / "demo.yaml").read_text(encoding="utf-8"))
+    for group, keys in block["train"].items():
+        assert set(keys) <= set(ready["train"][group])
+
+
 def test_every_command_has_its_lines() -> None:
     used = set(re.findall(r"^eagle3-export ([a-z]+)", "\n".join(code_blocks("bash")), flags=re.MULTILINE))
     assert used == set(COMMANDS)
