@@ -106,15 +106,15 @@ def find_checkpoints(save_path: str | Path) -> list[Path]:
     save_path = Path(save_path)
     try:
         children = [child for child in save_path.iterdir() if child.is_dir() and not child.is_symlink()]
+        numbered = {int(child.name): child for child in children if re.fullmatch(r"\d{1,18}", child.name)}
+        interrupted = [child for child in children if child.name == "interrupted"]
+        ordered = [numbered[epoch] for epoch in sorted(numbered)] + interrupted
+        return [directory for directory in ordered if _has_weights(directory)]
     except OSError as error:
         raise CheckpointError(
             f"{save_path} cannot be listed: {error.strerror or error}.",
             remedy="Name the save_path of a training run.",
         ) from error
-    numbered = {int(child.name): child for child in children if re.fullmatch(r"\d{1,18}", child.name)}
-    interrupted = [child for child in children if child.name == "interrupted"]
-    ordered = [numbered[epoch] for epoch in sorted(numbered)] + interrupted
-    return [directory for directory in ordered if _has_weights(directory)]
 
 
 def _has_weights(directory: Path) -> bool:

@@ -30,10 +30,7 @@ def read_metadata(path: str | Path) -> ExportMetadata:
     Raises:
         ExportInvalidError: the file is missing, is no strict JSON or does not follow the schema.
     """
-    path = Path(path)
-    if path.is_dir():
-        path = path / "metadata.json"
-    return _read(path, ExportMetadata)
+    return _read(Path(path), "metadata.json", ExportMetadata)
 
 
 def read_index(path: str | Path) -> ExportIndex:
@@ -42,15 +39,14 @@ def read_index(path: str | Path) -> ExportIndex:
     Raises:
         ExportInvalidError: the file is missing, is no strict JSON or does not follow the schema.
     """
-    path = Path(path)
-    if path.is_dir():
-        path = path / "index.json"
-    return _read(path, ExportIndex)
+    return _read(Path(path), "index.json", ExportIndex)
 
 
-def _read(path: Path, model: type[_Document]) -> _Document:
+def _read(path: Path, name: str, model: type[_Document]) -> _Document:
     remedy = "Export the checkpoint again."
     try:
+        if path.is_dir():
+            path = path / name
         written = read_regular_file(path, MAX_DOCUMENT_BYTES + 1)
         if len(written) > MAX_DOCUMENT_BYTES:
             raise ExportInvalidError(f"{path} has more than {MAX_DOCUMENT_BYTES} bytes.", remedy=remedy)

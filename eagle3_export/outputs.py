@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from eagle3_export.errors import Eagle3ExportError, ExportInvalidError
 from eagle3_export.storage.faults import os_errors
 from eagle3_export.storage.publish import neighbour, replace_file, set_pointer
+from eagle3_export.storage.regular_file import is_regular_file
 from eagle3_export.storage.retention import prune
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def read_exports(output_dir: Path) -> list[ExportMetadata]:
             for child in children
             if not child.name.startswith(".")
             and not child.is_symlink()
-            and (child / "metadata.json").is_file()
+            and is_regular_file(child / "metadata.json")
         ]
     for name in names:
         try:

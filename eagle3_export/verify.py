@@ -23,6 +23,7 @@ from eagle3_export.speculators_format.fields import read_json_object
 from eagle3_export.speculators_format.layout import check_layout, float_dtype
 from eagle3_export.speculators_format.verifier import read_verifier
 from eagle3_export.speculators_format.vocabulary import check_vocabulary
+from eagle3_export.storage.faults import os_errors
 from eagle3_export.storage.finite import non_finite_tensors
 from eagle3_export.storage.safetensors_file import (
     SafetensorsFile,
@@ -79,14 +80,16 @@ def verify_export(
 
     Raises:
         ExportInvalidError: `export` is no directory.
+        StorageError: it may not be read.
         CheckpointError: `source` cannot be read.
         UsageError: `numeric`, and sglang or speculators is not installed, or the source is not known.
     """
     directory = Path(export)
-    if not directory.is_dir():
-        raise ExportInvalidError(
-            f"{directory} is not a directory.", remedy="Name one export, such as output/sglang/latest."
-        )
+    with os_errors("Reading", directory):
+        if not directory.is_dir():
+            raise ExportInvalidError(
+                f"{directory} is not a directory.", remedy="Name one export, such as output/sglang/latest."
+            )
     checkpoint = read_checkpoint(source) if source is not None else None
     report = VerifyReport(directory)
     file = _run(report, "weights", lambda: read_safetensors(directory / WEIGHTS_FILE))

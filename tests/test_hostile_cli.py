@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -266,3 +267,59 @@ def test_the_working_directory_is_no_output_directory_by_oversight() -> None:
         UsageError, match=r"sglang_export\.output_dir: .* at least 1 character \(got ''\)\. Known"
     ):
         parse_export_block({"output_dir": ""})
+
+
+@pytest.fixture
+def private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory that may not be entered, also for root: lost+found, another user's."""
+    directory = tmp_path / "private"
+    directory.mkdir()
+    stat = Path.stat
+
+    def refuse(path: Path, **options: bool) -> os.stat_result:
+        if directory in path.parents:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    return directory
+
+
+def test_a_private_directory_beside_the_export_does_not_matter(tmp_path: Path, private: Path) -> None:
+    run = write_checkpoint(tmp_path / "elsewhere" / "run" / "1").parent
+    for arguments in (
+        ("convert", str(run / "1"), str(tmp_path / "1")),
+        ("convert", "--all", str(run), str(tmp_path)),
+    ):
+        answer = CliRunner().invoke(app, arguments)
+        assert answer.exit_code == 0, answer.output
+    assert (tmp_path / "index.json").is_file()
+
+
+@pytest.mark.parametrize(
+    "command", [("verify",), ("report",), ("launch", "--target", "t"), ("convert", "out")]
+)
+def test_what_may_not_be_read_has_no_traceback(private: Path, command: tuple[str, ...]) -> None:
+    for path in (private, private / "1"):
+        answer = CliRunner().invoke(app, [command[0], str(path), *command[1:]])
+        assert isinstance(answer.exception, SystemExit), answer.exception
+        assert answer.exit_code == 1
+
+
+def test_a_checkpoint_that_may_not_be_read_has_no_traceback(private: Path, tmp_path: Path) -> None:
+    (private / "1").mkdir()
+    answer = CliRunner().invoke(app, ["convert", "--all", str(private), str(tmp_path / "out")])
+    assert answer.exit_code == 1
+    assert "cannot be listed: Permission denied" in answer.stderr
+
+
+@pytest.mark.parametrize(
+    "options", [("--base-url", "http://[::1"), ("--sweep", "3", "--target", "t", "--launch-template", "'")]
+)
+def test_measure_names_what_it_cannot_take(tmp_path: Path, options: tuple[str, ...]) -> None:
+    export_checkpoint(write_checkpoint(tmp_path / "1"), tmp_path / "out")
+    (tmp_path / "prompts.txt").write_text("Hello\n")
+    answer = CliRunner().invoke(
+        app, ["measure", str(tmp_path / "out"), "--prompts", str(tmp_path / "prompts.txt"), *options]
+    )
+    assert answer.exit_code == 2, answer.exception

@@ -8,6 +8,7 @@ import urllib.request
 from dataclasses import dataclass
 from http.client import HTTPException
 from typing import Any
+from urllib.parse import urlsplit
 
 from eagle3_export.errors import MeasurementError, UsageError
 
@@ -27,7 +28,11 @@ class Connection:
     timeout: float = 600.0
 
     def __post_init__(self) -> None:
-        if not self.base_url.startswith(("http://", "https://")):
+        try:
+            known = urlsplit(self.base_url).scheme in ("http", "https")
+        except ValueError:
+            known = False
+        if not known:
             raise UsageError(f"{self.base_url} is no server address.", remedy="Write http://host:port.")
 
     def get(self, path: str) -> bytes | None:

@@ -54,11 +54,15 @@ class Sweep:
         """The command line of one server.
 
         Raises:
-            UsageError: the template lacks {port} or {speculative}, or has a placeholder of its own.
+            UsageError: the template lacks {port} or {speculative}, or is no shell command.
         """
         command: list[str] = []
         seen = set()
-        for word in shlex.split(self.template):
+        try:
+            words = shlex.split(self.template)
+        except ValueError as error:
+            raise UsageError(f"The launch template cannot be split into words: {error}.") from None
+        for word in words:
             if word == "{speculative}":
                 seen.add(word)
                 command += speculative

@@ -10,7 +10,7 @@ from eagle3_export.errors import UsageError
 from eagle3_export.estimates.depth import headline_measurement, recommend_depth
 from eagle3_export.metadata import choose_best, in_training_order, read_metadata
 from eagle3_export.schema import ExportMetadata, Measurement
-from eagle3_export.storage.faults import resolved, shown
+from eagle3_export.storage.faults import os_errors, resolved, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +59,17 @@ def read_run(path: str | Path, name: str | None = None) -> Run:
     Raises:
         UsageError: there are no exports.
         ExportInvalidError: the single export's metadata cannot be read.
+        StorageError: the directory may not be read.
     """
     from eagle3_export.outputs import read_exports
 
     path = Path(path)
-    if not path.is_dir():
-        raise UsageError(f"{path} is no directory.", remedy="Name the output_dir of a run, or one export.")
-    single = (path / "metadata.json").is_file()
+    with os_errors("Reading", path):
+        if not path.is_dir():
+            raise UsageError(
+                f"{path} is no directory.", remedy="Name the output_dir of a run, or one export."
+            )
+        single = (path / "metadata.json").is_file()
     exports = [read_metadata(path)] if single else in_training_order(read_exports(path))
     if not exports:
         raise UsageError(f"{path} holds no exports yet.")

@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from eagle3_export.storage.faults import DIRECTORY_MODE, os_errors, shown, storage_error
+from eagle3_export.storage.regular_file import is_regular_file
 from eagle3_export.storage.rename import rename, sync_directory
 
 logger = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ def clean_leftovers(output_dir: Path) -> list[Path]:
         children = sorted(output_dir.iterdir())
         leftovers = [child for child in children if child.name.startswith(_OURS)]
         for child in children:
-            if child not in leftovers and (child / "metadata.json").is_file() and not child.is_symlink():
+            if child not in leftovers and is_regular_file(child / "metadata.json") and not child.is_symlink():
                 leftovers += child.glob(f"{FILE}*")
     return [path for path in leftovers if _clean(path)]
 

@@ -1,4 +1,4 @@
-"""Reads small files that nobody vouches for."""
+"""Reads small files that nobody vouches for, and looks for them where not all may be seen."""
 
 from __future__ import annotations
 
@@ -22,3 +22,11 @@ def read_regular_file(path: Path, most_bytes: int) -> bytes:
             number = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
             raise OSError(number, os.strerror(number) if stat.S_ISDIR(mode) else "it is not a regular file")
         return file.read(most_bytes)
+
+
+def is_regular_file(path: Path) -> bool:
+    """Whether a regular file is seen there. `Path.is_file` raises in another user's private directory."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
