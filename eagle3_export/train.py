@@ -87,16 +87,24 @@ def _value_of(flag: str, values: list[str]) -> Any:
     key = _key_of(flag)
     if key == "num_steps":
         text = ",".join(values).strip("[]")
-        return [yaml.safe_load(item) for item in text.split(",")]
+        return [_parsed(item) for item in text.split(",")]
     if len(values) > 1:
         raise UsageError(f"{flag} takes one value, not {len(values)} ({' '.join(values)}).")
-    return yaml.safe_load(values[0]) if key in PARSED_KEYS else values[0]
+    return _parsed(values[0]) if key in PARSED_KEYS else values[0]
+
+
+def _parsed(text: str) -> Any:
+    """The text as YAML; as it is where it is none, for the checks of the block to name it."""
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
 
 
 def config_path(arguments: Sequence[str]) -> str | None:
     """The value of ``--config`` in speculators' arguments, the last one given."""
     found = None
-    for argument, following in zip(arguments, [*arguments[1:], None], strict=True):
+    for argument, following in zip(arguments, [*arguments, None][1:], strict=True):
         if argument == "--config":
             found = following
         elif argument.startswith("--config="):

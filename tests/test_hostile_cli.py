@@ -21,6 +21,7 @@ from eagle3_export.export import export_checkpoint, prepare_export
 from eagle3_export.metadata import read_metadata
 from eagle3_export.report.page import to_html
 from eagle3_export.report.runs import read_runs
+from eagle3_export.train import main as train
 from eagle3_export.verify import verify_export
 from tests.drafts import write_checkpoint
 
@@ -323,3 +324,10 @@ def test_measure_names_what_it_cannot_take(tmp_path: Path, options: tuple[str, .
         app, ["measure", str(tmp_path / "out"), "--prompts", str(tmp_path / "prompts.txt"), *options]
     )
     assert answer.exit_code == 2, answer.exception
+
+
+@pytest.mark.parametrize("value", ["{", "[1,", "a", "[1, }]"])
+def test_flags_that_are_no_numbers_are_refused(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for flag in ("num-steps", "keep-last"):
+        assert train([f"--sglang-export.{flag}", value]) == 2
+        assert f"sglang_export.{flag.replace('-', '_')}" in capsys.readouterr().err
