@@ -122,7 +122,8 @@ def _residual_findings(
         requires.append("norm-before-residual")
     elif target.runtime != "auto":
         level = "incompatible"
-    return [finding("norm-before-residual", level)]
+    how = " and export with runtime: auto" if target.runtime == "stock" else ""
+    return [finding("norm-before-residual", level, how=how)]
 
 
 def _embedding_findings(draft: Draft, held: bool, kept: bool) -> Iterator[Finding]:

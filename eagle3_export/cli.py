@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 
 import typer
 
 from eagle3_export import __version__, cli_numbers
-from eagle3_export.cli_output import Json, echo, echo_conversion, echo_findings, print_json, reporting
+from eagle3_export.cli_output import ConversionEcho, Json, echo, echo_findings, print_json, reporting
 from eagle3_export.training.interrupts import cleaning_up_on_sigterm
 
 if TYPE_CHECKING:
@@ -95,10 +96,10 @@ def convert(
             embed_tokens=embed_tokens,
         )
         if whole_run:
-            conversions = convert_run(checkpoint, out, config, overwrite=overwrite, report=echo_conversion)
+            conversions = convert_run(checkpoint, out, config, overwrite=overwrite, report=ConversionEcho())
         else:
             conversions = [convert_checkpoint(checkpoint, out, config, overwrite=overwrite)]
-            echo_conversion(conversions[0])
+            ConversionEcho()(conversions[0])
         if as_json:
             answer = [conversion.as_dict() for conversion in conversions]
             print_json({"exports": answer} if whole_run else answer[0])
@@ -142,14 +143,15 @@ def watch(
             embed_tokens=embed_tokens,
             keep_last=keep_last,
         )
-        if not watch_run(save_path, config, once=once, stop_file=stop_file, report=_echo_export):
+        echo_export = ConversionEcho()
+
+        def report(conversion: Conversion) -> None:
+            echo_export(conversion)
+            if conversion.result is not None:
+                typer.echo(os.fspath(conversion.result.directory))
+
+        if not watch_run(save_path, config, once=once, stop_file=stop_file, report=report):
             raise typer.Exit(1)
-
-
-def _echo_export(conversion: Conversion) -> None:
-    echo_conversion(conversion)
-    if conversion.result is not None:
-        typer.echo(os.fspath(conversion.result.directory))
 
 
 @app.command()
@@ -177,10 +179,20 @@ def verify(
             echo_findings(report.findings)
             for check, problem in report.problems:
                 echo(f"problem ({check}): {problem}", color="red")
+            if report.numeric is not None and report.ok:
+                echo(_numeric_summary(report.numeric))
             count = len(report.problems)
             typer.echo(f"{export}: " + ("verified" if report.ok else f"{count} problem{'s' * (count != 1)}"))
         if not report.ok:
             raise typer.Exit(1)
+
+
+def _numeric_summary(numeric: Mapping[str, Any]) -> str:
+    steps, error = len(numeric["per_step"]), numeric["max_relative_error"]
+    return (
+        f"numeric: {steps} draft steps of {numeric['served_class']}, this package's plugin active, differ from"
+        f" speculators' model by {error:.1e} of the logits at most"
+    )
 
 
 @app.command()

@@ -70,12 +70,22 @@ def echo_findings(findings: Iterable[Finding]) -> None:
         echo(f"  do: {finding.remedy}")
 
 
-def echo_conversion(conversion: Conversion) -> None:
-    if conversion.error is not None:
-        echo(f"{conversion.checkpoint}: not exported")
-        echo_error(conversion.error)
-    elif conversion.result is None:
-        echo(f"{conversion.checkpoint}: {conversion.directory} exists, left as it is")
-    else:
-        echo(f"{conversion.checkpoint}: exported to {conversion.directory}")
-        echo_findings(conversion.result.findings)
+class ConversionEcho:
+    """Prints what became of one checkpoint after the other; findings already printed are named only."""
+
+    def __init__(self) -> None:
+        self._printed: set[Finding] = set()
+
+    def __call__(self, conversion: Conversion) -> None:
+        if conversion.error is not None:
+            echo(f"{conversion.checkpoint}: not exported")
+            echo_error(conversion.error)
+        elif conversion.result is None:
+            echo(f"{conversion.checkpoint}: {conversion.directory} exists, left as it is")
+        else:
+            echo(f"{conversion.checkpoint}: exported to {conversion.directory}")
+            findings = conversion.result.findings
+            echo_findings(found for found in findings if found not in self._printed)
+            if again := [f"{found.level} [{found.id}]" for found in findings if found in self._printed]:
+                echo(f"as above: {', '.join(again)}")
+            self._printed.update(findings)

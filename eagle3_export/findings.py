@@ -46,7 +46,7 @@ WORDINGS: Mapping[str, Wording] = MappingProxyType(
             "norm_before_residual is on; no stock SGLang computes it. Measured with speculators' defaults: "
             "acceptance length 1.510 instead of 1.516 (SmolLM2-135M, 3 steps), 4.90 instead of 4.96 (toy verifier, "
             "4 steps).",
-            "Train with --no-norm-before-residual, or install eagle3-export in the serving environment.",
+            "Train with --no-norm-before-residual, or install eagle3-export in the serving environment{how}.",
         ),
         "norm-before-fc": Wording(
             "norm_before_fc is on; SGLang {version} has no input_norm and drops its tensor (from 0.5.17 it does "

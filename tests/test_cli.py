@@ -79,6 +79,16 @@ def test_convert_all_makes_pointers_and_an_index(save_path: Path, tmp_path: Path
     assert {e["status"] for e in json.loads(again.stdout)["exports"]} == {"exists"}
 
 
+def test_findings_that_many_checkpoints_share_are_printed_once(tmp_path: Path) -> None:
+    for epoch in range(3):
+        write_checkpoint(
+            tmp_path / "run" / str(epoch), edit_config=lambda config: config.update(norm_before_residual=True)
+        )
+    printed = run("convert", tmp_path / "run", tmp_path / "out", "--all").stderr
+    assert printed.count("inexact [norm-before-residual]: norm_before_residual is on") == 1
+    assert printed.count("as above: inexact [norm-before-residual]") == 2
+
+
 def test_one_bad_checkpoint_does_not_keep_the_others_from_export(save_path: Path, tmp_path: Path) -> None:
     bad_run = tmp_path / "run"
     write_checkpoint(bad_run / "0", training_state=END_OF_EPOCH)

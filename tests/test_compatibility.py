@@ -78,6 +78,7 @@ def test_norm_before_residual(plain: Checkpoint, runtime: str, level: str, archi
     (found,) = [f for f in planned.findings if f.id == "norm-before-residual"]
     assert found.level == level
     assert "--no-norm-before-residual" in found.remedy
+    assert ("runtime: auto" in found.remedy) == (runtime == "stock")
     assert planned.architecture == architecture
     assert planned.config["norm_before_residual"] is True
     assert bool(planned.incompatible) == (level == "incompatible")

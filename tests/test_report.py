@@ -172,7 +172,7 @@ class TestGate:
         (problem,) = dropped(run, baseline, parse_max_drop("2%"))
         assert "2.300 measured at 3 draft steps" in problem
 
-    @pytest.mark.parametrize("text", ["", "2 percent", "-1%", "100%", "nan", "1e3%"])
+    @pytest.mark.parametrize("text", ["", "2 percent", "2", "-1%", "100%", "nan", "1e3%"])
     def test_what_is_no_drop(self, text):
         with pytest.raises(UsageError):
             parse_max_drop(text)
@@ -186,6 +186,12 @@ class TestDepth:
 
     def test_free_drafts_are_drafted_deep(self):
         assert recommend_depth(export(metrics=accuracies(0.8, 0.6, 0.4)), cost_ratio=0.0).num_steps == 16
+
+    @pytest.mark.parametrize(("cost_ratio", "extrapolated"), [(0.4, False), (0.05, True)])
+    def test_a_depth_beyond_the_trained_ones_says_so(self, cost_ratio, extrapolated):
+        reason = recommend_depth(export(metrics=accuracies(0.8, 0.6, 0.4)), cost_ratio=cost_ratio).reason
+        assert f"costs {cost_ratio} of a step without a draft" in reason
+        assert ("extrapolated beyond the 3 trained" in reason) == extrapolated
 
     def test_without_cost_the_trained_depth_and_how_to_find_out(self):
         advice = recommend_depth(export(metrics=accuracies(0.8, 0.6, 0.4)))

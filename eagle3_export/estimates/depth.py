@@ -70,6 +70,7 @@ def recommend_depth(metadata: ExportMetadata, *, cost_ratio: float | None = None
     measured, lengths, kind = measured_lengths(metadata), estimated_lengths(metadata), "estimated"
     if len(measured) > 1 or (measured and not lengths):
         lengths, kind = measured, "measured"
+    trained = len(metadata.acceptance.steps)
     where = "as given"
     if cost_ratio is None and metadata.measured is not None:
         timed = _comparable_times(metadata.measured.measurements)
@@ -78,14 +79,15 @@ def recommend_depth(metadata: ExportMetadata, *, cost_ratio: float | None = None
         cost_ratio, where = metadata.measured.cost_ratio, "as measured"
     if cost_ratio is not None and lengths:
         best = best_depth(lengths, cost_ratio)
+        beyond = kind == "estimated" and best.num_steps > trained
+        extrapolated = f"; extrapolated beyond the {trained} trained" if beyond else ""
         return Recommendation(
             best.num_steps,
             best.acceptance_length,
             best.speedup,
             f"Of the {kind} acceptance lengths this depth promises the highest speed-up, {best.speedup:.2f}, if a"
-            f" draft step costs {cost_ratio:.3g} of a verify step, {where}.",
+            f" draft step costs {cost_ratio:.3g} of a step without a draft, {where}{extrapolated}.",
         )
-    trained = len(metadata.acceptance.steps)
     depth = trained or FALLBACK_NUM_STEPS
     what = "The depth that was trained" if trained else "A usual depth; the trained one is unknown"
     return Recommendation(

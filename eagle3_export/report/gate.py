@@ -35,10 +35,10 @@ def parse_max_drop(text: str) -> MaxDrop:
     """``2%`` of the baseline, or ``0.05`` tokens.
 
     Raises:
-        UsageError: neither.
+        UsageError: neither, or a whole token and more: a percentage whose sign was forgotten.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(%?)\s*", text)
-    if match is None or (match[2] and float(match[1]) >= 100):
+    if match is None or float(match[1]) >= (100 if match[2] else 1):
         raise UsageError(
             f"{text!r} is no drop.", remedy="Write a percentage such as 2%, or tokens such as 0.05."
         )
