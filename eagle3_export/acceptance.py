@@ -45,7 +45,8 @@ _ASSUMPTIONS = {
     "teacher_forced": "Measured teacher-forced and greedy, one chain, on the run's own data; a server"
     " drafts on its own tokens and its users' text.",
     "upper_bound": "Accuracies are counted inside the draft vocabulary, where the right token always exists;"
-    " text outside it makes the served length shorter, so this is an upper bound.",
+    " text outside it makes the served length shorter, so for the same text this is an upper bound. Greedy text"
+    " that repeats itself is easier than the run's data and may be accepted longer.",
     "geometric": "Only full_acc_0 is known: full_acc_0 / (1 - full_acc_0) takes every step to be as"
     " accurate as the first, counts draft tokens only (no bonus token) and has no depth limit.",
     "extrapolated": "Depths beyond the trained steps are extrapolated: every further step is taken to be as"

@@ -197,9 +197,11 @@ def _sweep_table(result: SweepResult) -> Table:
     from rich.table import Table
 
     columns = ("draft steps", "acceptance length", "tokens/s", "speed-up")
-    table = Table(*columns, title="Depth to deploy: the fastest is marked *")
+    table = Table(*columns, title="What to deploy: the fastest is marked *")
+    undrafted, fastest = result.baseline_tokens_per_second, result.fastest
+    drafts_slow_down = undrafted is not None and undrafted > (fastest.tokens_per_second or 0.0)
     for found in sorted(result.measurements, key=lambda found: found.num_steps):
-        mark = "*" if found.num_steps == result.fastest.num_steps else ""
+        mark = "*" if found.num_steps == fastest.num_steps and not drafts_slow_down else ""
         speedup = "" if found.speedup is None else f"{found.speedup:.2f}x"
         table.add_row(
             f"{found.num_steps}{mark}",
@@ -207,6 +209,6 @@ def _sweep_table(result: SweepResult) -> Table:
             f"{found.tokens_per_second or 0:.1f}",
             speedup,
         )
-    if result.baseline_tokens_per_second is not None:
-        table.add_row("none", "1.000", f"{result.baseline_tokens_per_second:.1f}", "1.00x")
+    if undrafted is not None:
+        table.add_row("none*" if drafts_slow_down else "none", "1.000", f"{undrafted:.1f}", "1.00x")
     return table

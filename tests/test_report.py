@@ -204,6 +204,15 @@ class TestDepth:
             metadata = with_measurement(metadata, measurement(num_steps=depth, tokens_per_second=speed))
         assert recommend_depth(metadata).num_steps == 5
 
+    @pytest.mark.parametrize(("speedups", "slower"), [((1.1, 1.3), False), ((0.5, 0.7), True)])
+    def test_drafts_that_slow_the_server_down_are_said_to(self, speedups, slower):
+        metadata = export(metrics=accuracies(0.8, 0.6, 0.4))
+        for depth, speedup in zip((1, 3), speedups, strict=True):
+            found = measurement(num_steps=depth, speedup=speedup, tokens_per_second=100 * speedup)
+            metadata = with_measurement(metadata, found)
+        assert ("Serving without a draft is faster." in recommend_depth(metadata).reason) == slower
+        assert "Serving without a draft is faster." in recommend_depth(metadata, cost_ratio=2.0).reason
+
     def test_a_time_that_was_noise_does_not_decide(self):
         metadata = export(metrics=accuracies(0.8, 0.6, 0.4))
         noise = {"speedup": None, "tokens_per_second": 900.0, "reasons": {"speedup": "The machine was busy."}}

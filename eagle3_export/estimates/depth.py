@@ -86,7 +86,8 @@ def recommend_depth(metadata: ExportMetadata, *, cost_ratio: float | None = None
             best.acceptance_length,
             best.speedup,
             f"Of the {kind} acceptance lengths this depth promises the highest speed-up, {best.speedup:.2f}, if a"
-            f" draft step costs {cost_ratio:.3g} of a step without a draft, {where}{extrapolated}.",
+            f" draft step costs {cost_ratio:.3g} of a step without a draft, {where}{extrapolated}."
+            + _warning(best.speedup),
         )
     depth = trained or FALLBACK_NUM_STEPS
     what = "The depth that was trained" if trained else "A usual depth; the trained one is unknown"
@@ -113,8 +114,13 @@ def _fastest(timed: Sequence[Measurement]) -> Recommendation:
         best.num_steps,
         best.acceptance_length,
         best.speedup,
-        f"Measured fastest of the depths {depths}: {best.tokens_per_second:.1f} tokens/s{times}.",
+        f"Measured fastest of the depths {depths}: {best.tokens_per_second:.1f} tokens/s{times}."
+        + _warning(best.speedup),
     )
+
+
+def _warning(speedup: float | None) -> str:
+    return " Serving without a draft is faster." if speedup is not None and speedup < 1 else ""
 
 
 def headline_measurement(metadata: ExportMetadata) -> Measurement | None:

@@ -137,7 +137,7 @@ def _sure(best: ExportMetadata) -> Answer:
     bound = (
         f" {adjusted:.2f} when words outside the draft vocabulary are counted."
         if adjusted is not None
-        else " An upper bound: words outside the draft vocabulary are not counted."
+        else " Words outside the draft vocabulary are not counted."
     )
     return Answer("How sure am I?", spread, f"{why}{bound} From {best.acceptance.source}.")
 
