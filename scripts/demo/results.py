@@ -42,8 +42,8 @@ def results_table(served: Sequence[Served], num_steps: int) -> Table:
     table = Table(
         title=f"Acceptance length with {num_steps} draft steps (tokens per verify step, bonus token included)",
         caption="full_acc_0 and the estimate: held-out text, teacher-forced, inside the draft vocabulary. Measured: "
-        "SGLang, greedy, the verifier's own continuations of held-out prompts; so small a verifier repeats itself, which "
-        "is easier to draft than held-out text.",
+        "SGLang, greedy, the verifier's own continuations of held-out prompts; so small a verifier repeats itself, "
+        "which is easier to draft than held-out text.",
     )
     for heading in ("epoch", "full_acc_0", "estimated", "measured by SGLang"):
         table.add_column(heading, justify="right")
