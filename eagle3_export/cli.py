@@ -50,7 +50,11 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # paths need not be UTF-8
             stream.reconfigure(errors="surrogateescape")
-    app()
+    try:
+        app()
+    except OSError as error:  # stdout on a full disk; click handles a closed pipe itself
+        sys.stderr.write(f"error: the answer could not be written: {error.strerror or error}.\n")
+        sys.exit(1)
 
 
 @app.callback(invoke_without_command=True)

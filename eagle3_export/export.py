@@ -28,6 +28,7 @@ from eagle3_export.storage.copy import WriteReport
 from eagle3_export.storage.faults import os_errors, resolved, shown
 from eagle3_export.storage.leftovers import is_directory
 from eagle3_export.storage.publish import publish_directory, remove_staging, staging_directory
+from eagle3_export.storage.retention import KEEP_MARKER
 from eagle3_export.storage.safetensors_file import TensorSource
 from eagle3_export.storage.sources import PinnedSources, open_sources
 from eagle3_export.storage.transfer import write_and_scan
@@ -111,6 +112,8 @@ class PreparedExport:
                 _require_finite(non_finite, self.checkpoint.directory)
                 metadata = self._describe(written)
                 _write_documents(staged, self.plan.config, metadata)
+                if os.path.lexists(self.destination / KEEP_MARKER):
+                    (staged / KEEP_MARKER).touch()  # whoever marked it marked this place
                 publish_directory(staged, self.destination, replace=replace)
             finally:
                 remove_staging(staged)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,8 +55,12 @@ def serving_command(
 
     Raises:
         ExportInvalidError: `export` is no export.
-        UsageError: both `num_steps` and `cost_ratio` are given.
+        UsageError: both `num_steps` and `cost_ratio` are given, or `target` or `cost_ratio` makes no sense.
     """
+    if not target.strip() or target.startswith("-"):
+        raise UsageError(f"{target!r} names no model to serve.", remedy="Name a path or a hub id.")
+    if cost_ratio is not None and not math.isfinite(cost_ratio):
+        raise UsageError(f"A cost ratio of {cost_ratio} says nothing about a depth.")
     directory = resolved(export)
     metadata = read_metadata(directory)
     reason = "as asked"

@@ -12,7 +12,7 @@ from typing import Any
 from eagle3_export.checkpoint import Checkpoint, read_checkpoint
 from eagle3_export.compatibility import Finding, check_draft
 from eagle3_export.errors import Eagle3ExportError, ExportInvalidError, UsageError
-from eagle3_export.export import CONFIG_FILE, METADATA_FILE, WEIGHTS_FILE
+from eagle3_export.export import CONFIG_FILE, METADATA_FILE, MODEL_CARD_FILE, WEIGHTS_FILE
 from eagle3_export.sglang.aux_layers import may_encode
 from eagle3_export.sglang.config import translate_config
 from eagle3_export.sglang.exported import read_exported_draft
@@ -23,7 +23,7 @@ from eagle3_export.speculators_format.fields import read_json_object
 from eagle3_export.speculators_format.layout import check_layout, float_dtype
 from eagle3_export.speculators_format.verifier import read_verifier
 from eagle3_export.speculators_format.vocabulary import check_vocabulary
-from eagle3_export.storage.faults import os_errors
+from eagle3_export.storage.faults import os_errors, shown
 from eagle3_export.storage.finite import non_finite_tensors
 from eagle3_export.storage.safetensors_file import (
     SafetensorsFile,
@@ -99,11 +99,17 @@ def verify_export(
         report, "config", lambda: read_exported_draft(config, str(directory / CONFIG_FILE))
     )
     metadata = _run(report, "metadata", lambda: _read_metadata(directory))
+    _run(report, "model card", lambda: _require_model_card(directory))
     if file and draft:
         _check_weights(report, file, draft)
         if metadata:
             _run(report, "metadata", lambda: _require_matching_metadata(metadata, file, config))
             report.findings = _run(report, "findings", lambda: _findings(draft, metadata)) or []
+            report.problems += [
+                ("findings", f"[{found.id}] {found.cause} {found.remedy}")
+                for found in report.findings
+                if found.level == "incompatible"
+            ]
     if file and checkpoint:
         _run(report, "source", lambda: _require_same_bytes(checkpoint, file))
     if draft and checkpoint:
@@ -181,6 +187,14 @@ def _require_finite(tensors: list[tuple[str, TensorSource]], where: str) -> None
             f"{where}: NaN or infinite values in {', '.join(names)}.",
             remedy="Export an earlier checkpoint.",
         )
+
+
+def _require_model_card(directory: Path) -> None:
+    with os_errors("Reading", directory):
+        if not (directory / MODEL_CARD_FILE).is_file():
+            raise ExportInvalidError(
+                f"{shown(directory)} has no {MODEL_CARD_FILE}.", remedy="Export the checkpoint again."
+            )
 
 
 def _read_metadata(directory: Path) -> Any:

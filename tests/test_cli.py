@@ -120,6 +120,8 @@ def test_one_bad_checkpoint_does_not_keep_the_others_from_export(save_path: Path
         (["verify", "{run}/0"], 1, "config.json"),
         (["launch", "{run}/0", "--target", "x"], 1, "metadata.json"),
         (["launch", "{run}/0"], 2, "--target"),
+        (["launch", "{run}/0", "--target", " "], 2, "model"),
+        (["launch", "{run}/0", "--target", "x", "--cost-ratio", "inf"], 2, "cost ratio"),
         (["no-such-command"], 2, "no-such-command"),
     ],
 )
@@ -151,3 +153,17 @@ def test_paths_need_not_be_utf_8(save_path: Path, tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert result.stdout == out + b"\n"
     assert json.loads(Path(os.fsdecode(out), "metadata.json").read_bytes())["name"] == "caf\\xe9"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_an_answer_that_cannot_be_written_is_an_error(save_path: Path, tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        result = subprocess.run(
+            [sys.executable, "-m", "eagle3_export", "convert", str(save_path / "0"), str(tmp_path / "out")],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert result.returncode == 1
+    assert "No space left" in result.stderr
+    assert "Traceback" not in result.stderr

@@ -15,6 +15,7 @@ import pytest
 from eagle3_export.config import ExportConfig
 from eagle3_export.errors import CheckpointError, Eagle3ExportError, IncompatibleDraftError, StorageError
 from eagle3_export.export import export_checkpoint, prepare_export
+from eagle3_export.verify import verify_export
 from tests.drafts import END_OF_EPOCH, METRICS, draft_tensors, read_tensors, write_checkpoint
 
 # What SGLang 0.5.23 loads of a one-layer draft (`models/llama_eagle3.py`), written out by hand.
@@ -176,6 +177,14 @@ def test_an_existing_export_is_only_replaced_on_request(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2", "out"]
 
 
+def test_an_export_marked_to_be_kept_stays_marked(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "1")
+    export(checkpoint, tmp_path / "out")
+    (tmp_path / "out" / ".keep").touch()
+    export_checkpoint(checkpoint, tmp_path / "out", overwrite=True)
+    assert (tmp_path / "out" / ".keep").exists()
+
+
 @pytest.mark.parametrize("keep", [0, 1, 7, 8, 9, 500, 2000, -1])
 def test_a_truncated_source_is_an_error_before_anything_is_written(tmp_path: Path, keep: int) -> None:
     checkpoint = write_checkpoint(tmp_path / "1")
@@ -303,3 +312,14 @@ def test_a_kimi_sized_draft_gets_the_right_header(kimi_sized: LargeDraft, tmp_pa
     source_size = (kimi_sized.checkpoint / "model.safetensors").stat().st_size
     assert (tmp_path / "out" / "model.safetensors").stat().st_size == source_size
     assert source_size == pytest.approx(4.6e9, rel=0.05)
+
+
+def test_verify_finds_out_what_no_export_would_have(tmp_path: Path) -> None:
+    export(write_checkpoint(tmp_path / "1"), tmp_path / "out")
+    assert verify_export(tmp_path / "out").ok
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    (tmp_path / "out" / "config.json").write_text(json.dumps({**config, "hidden_act": "gelu"}))
+    (tmp_path / "out" / "README.md").unlink()
+    problems = dict(verify_export(tmp_path / "out").problems)
+    assert "silu" in problems["findings"]
+    assert "README.md" in problems["model card"]
