@@ -193,9 +193,9 @@ WORDINGS: Mapping[str, Wording] = MappingProxyType(
             "Serve with --speculative-draft-model-quantization unquant.",
         ),
         "draft-dtype": Wording(
-            "The draft is saved in {dtype}, the verifier in {verifier}; SGLang runs the draft in its own dtype "
-            "(float32 ones in float16), which does not go with the verifier's hidden states.",
-            "Serve with --dtype {verifier}, which converts the draft, or --dtype {dtype}.",
+            "The draft is saved in {dtype}, the verifier in {verifier}; untold, SGLang runs each in its own dtype "
+            "(float32 as float16), and the draft fails on the verifier's hidden states.",
+            "Serve with --dtype {verifier}, as the launch command does, or with --dtype {dtype}.",
         ),
         # The release and the runtime.
         "release-unknown": Wording(

@@ -205,6 +205,11 @@ def test_a_draft_in_another_dtype_than_its_verifier(plain: Checkpoint) -> None:
     (found,) = check(plain, target(verifier=replace(LLAMA, dtype="float16")))
     assert (found.id, found.level) == ("draft-dtype", "info")
     assert "--dtype float16" in found.remedy
+    assert plan(plain, target(verifier=replace(LLAMA, dtype="float16"))).launch_arguments[-2:] == [
+        "--dtype",
+        "float16",
+    ]
+    assert "--dtype" not in plan(plain, target(verifier=replace(LLAMA, dtype="bfloat16"))).launch_arguments
 
 
 def test_a_draft_with_fewer_positions_than_its_verifier(plain: Checkpoint) -> None:

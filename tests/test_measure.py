@@ -312,6 +312,23 @@ class TestSweep:
         with pytest.raises(MeasurementError, match=r"(?s)ended with status 1.*no GPU"):
             sweep_depths(draft, [3], workload(), failing)
 
+    def test_the_baseline_runs_in_the_dtype_that_the_draft_asks_for(self, draft, monkeypatch):
+        monkeypatch.chdir(REPOSITORY)
+        told = []
+
+        @contextlib.contextmanager
+        def spied(sweep, arguments):
+            told.append(list(arguments))
+            with running_server(sweep, [word for word in arguments if word not in dtype]) as url:
+                yield url
+
+        dtype = ["--dtype", "float32"]
+        monkeypatch.setattr(sweeping, "running_server", spied)
+        asked = stand_in(arguments=lambda depth: [*speculative(draft)(depth), *dtype])
+        sweep_depths(draft, [3], workload(), asked)
+        assert told[0] == dtype
+        assert told[1][-2:] == dtype
+
     def test_a_server_that_stays_silent_is_stopped(self, draft):
         silent = stand_in(
             arguments=speculative(draft),

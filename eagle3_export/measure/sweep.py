@@ -35,7 +35,7 @@ class Sweep:
 
     Args:
         template: the command line that starts a server, split as a shell would but run without one. ``{port}`` and
-            ``{speculative}`` stand in it, the latter for the draft's arguments (nothing for the baseline);
+            ``{speculative}`` stand in it, the latter for the draft's arguments (for the baseline its --dtype);
             ``{target}`` for the target model. Put ``srun …`` or ``docker run …`` in front as needed; the server
             must see the export under the same path and listen on this machine's ``{port}``.
         target: the model to serve.
@@ -136,7 +136,7 @@ def sweep_depths(
     without_draft = None
     if baseline:
         say("baseline: starting a server without a draft")
-        with running_server(sweep, []) as url:
+        with running_server(sweep, _the_targets_own(sweep.arguments(depths[0]))) as url:
             without_draft = measure_baseline(url, workload)
         say(f"baseline: {without_draft:.1f} tokens/s")
     measurements = []
@@ -154,6 +154,12 @@ def sweep_depths(
             f"depth {depth}: acceptance length {found.acceptance_length:.2f}, {found.tokens_per_second:.1f} tokens/s"
         )
     return SweepResult(measurements, without_draft)
+
+
+def _the_targets_own(arguments: Sequence[str]) -> list[str]:
+    """What the draft's arguments change about the target too, which a comparison has to leave equal: its dtype."""
+    at = arguments.index("--dtype") if "--dtype" in arguments else len(arguments)
+    return list(arguments[at : at + 2])
 
 
 @contextlib.contextmanager

@@ -11,6 +11,8 @@ from eagle3_export.sglang.capabilities import capabilities
 from eagle3_export.sglang.rope import context_length
 from eagle3_export.sglang.target import ServingTarget
 
+_DTYPES = ("bfloat16", "float16", "float32")  # of those that SGLang's --dtype takes, what configs say
+
 
 def window_argument(sliding_windows: Sequence[int | None]) -> int | None:
     """Value for `--speculative-draft-window-size`, or None where one value cannot say it.
@@ -46,6 +48,10 @@ def launch_arguments(config: Mapping[str, Any], target: ServingTarget, num_steps
     theirs = context_length(target.verifier.config) if target.verifier is not None else None
     if mine is not None and theirs is not None and mine < theirs:
         arguments += ["--context-length", str(mine)]
+    dtype = target.verifier.dtype if target.verifier is not None else None
+    if dtype in _DTYPES and dtype != config.get("dtype"):
+        # Without it each model runs in its own, and the draft's first matrix meets hidden states of another.
+        arguments += ["--dtype", dtype]
     if target.verifier is not None and target.verifier.quantization and known.draft_quantization_flag:
         arguments += ["--speculative-draft-model-quantization", "unquant"]
     return arguments
