@@ -16,8 +16,8 @@ from rich.console import Console
 from eagle3_export.acceptance import Coverage
 from eagle3_export.errors import UsageError
 from eagle3_export.estimates.depth import recommend_depth
+from eagle3_export.metadata import read_metadata, with_measurement
 from eagle3_export.metadata import to_json as document
-from eagle3_export.metadata import with_measurement
 from eagle3_export.report import figures, page, tabular, terminal
 from eagle3_export.report.gate import below, dropped, parse_max_drop
 from eagle3_export.report.runs import answers, read_run, read_runs
@@ -64,6 +64,19 @@ class TestTerminal:
         assert ["0", "100", "0.7000", "2.400", "-", "-"] in cells
         assert ["★", "1", "200", "0.8000", "2.800", "+0.400", "-"] in cells
         assert ["2", "300", "-", "-", "-", "-"] in cells
+
+    def test_an_interrupted_run_fits_in_eighty_columns(self, rising):
+        metadata = read_metadata(rising / "1")
+        source = metadata.source.model_copy(update={"kind": "interrupted"})
+        cut = metadata.model_copy(update={"name": "interrupted", "global_step": 10000, "source": source})
+        (rising / "interrupted").mkdir()
+        (rising / "interrupted" / "metadata.json").write_bytes(document(cut))
+        console = Console(width=80, file=io.StringIO())
+        console.print(terminal.render([read_run(rising)]))
+        text = console.file.getvalue()
+        (row,) = (line for line in text.splitlines() if "interrupted" in line and "10000" in line)
+        assert row.split()[-1] == "cut"
+        assert "…" not in text
 
     def test_runs_stand_beside_each_other(self, rising, tmp_path):
         other = write_run(tmp_path / "other", (0.5, 0.2, 0.1))

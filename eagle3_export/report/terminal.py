@@ -19,6 +19,8 @@ from eagle3_export.report.tabular import row
 from eagle3_export.storage.faults import shown
 
 _UNKNOWN = "-"
+# Where in an epoch an export was saved, in few letters: the table is to fit in 80 columns.
+_SAVED = {"end_of_epoch": "end", "mid_epoch": "mid", "interrupted": "cut", "best": "best"}
 
 
 def render(runs: Sequence[Run]) -> Group:
@@ -33,7 +35,11 @@ def render(runs: Sequence[Run]) -> Group:
 
 def _exports(run: Run) -> Table:
     table = Table(
-        title=f"{run.name} ({shown(run.path)})", title_justify="left", title_style="bold", box=SIMPLE_HEAD
+        title=f"{run.name} ({shown(run.path)})",
+        title_justify="left",
+        title_style="bold",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
     )
     table.add_column("", no_wrap=True)
     table.add_column("export", no_wrap=True)
@@ -41,7 +47,7 @@ def _exports(run: Run) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     kinds = {export.source.kind for export in run.exports} != {"end_of_epoch"}
     if kinds:
-        table.add_column("saved at")
+        table.add_column("at", no_wrap=True)
     for position, export in enumerate(run.exports):
         cells = row(run, position)
         table.add_row(
@@ -52,7 +58,7 @@ def _exports(run: Run) -> Table:
             _estimate(cells),
             _change(cells["change"]),
             _measured(cells),
-            *([export.source.kind.replace("_", " ")] if kinds else []),
+            *([_SAVED.get(export.source.kind, _UNKNOWN)] if kinds else []),
             style="bold" if cells["best"] else "",
         )
     return table
