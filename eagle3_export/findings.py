@@ -110,7 +110,7 @@ WORDINGS: Mapping[str, Wording] = MappingProxyType(
         # Attention windows and positions.
         "sliding-window": Wording(
             "Every draft layer sees {window} keys, the query's own included. SGLang reads no window from a config. "
-            "Beyond {window} tokens TTT step k trained with k drafted keys on top; drafting has the window alone.",
+            "In longer contexts training let TTT step k also see its k drafted tokens on top; serving does not.",
             "Serve with --speculative-draft-window-size {argument}: SGLang does not count the query itself.",
         ),
         "sliding-window-per-layer": Wording(

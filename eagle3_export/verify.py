@@ -145,7 +145,7 @@ def _require_no_other_weights(directory: Path) -> None:
 def _check_weights(report: VerifyReport, file: SafetensorsFile, draft: Draft) -> None:
     where = str(file.path)
     stored = {name: TensorSource(file, entry) for name, entry in file.tensors.items()}
-    plain = _run(report, "names", lambda: _training_names(draft, file))
+    plain = _run(report, "names, shapes and dtypes", lambda: _training_names(draft, file))
     if plain is None:
         return
     sources = {plain[name]: source for name, source in stored.items()}

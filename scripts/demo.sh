@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The whole way on a CPU, without downloads after the installation: a small verifier learns real text, speculators
 # trains an EAGLE-3 draft for it with the export on, and SGLang serves every epoch's export.
-# Leaves everything in output/demo. About six minutes on two cores once .venv is set up.
+# Leaves everything in output/demo. About six minutes on two otherwise idle cores once .venv is set up.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

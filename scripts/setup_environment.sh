@@ -30,7 +30,7 @@ if [ -z "$python" ]; then
 fi
 
 export PIP_DISABLE_PIP_VERSION_CHECK=1
-echo "Setting up .venv with $("$python" --version): PyTorch, speculators, SGLang; about 6 GB, a few minutes." >&2
+echo "Setting up .venv with $("$python" --version): PyTorch, speculators, SGLang; about 7 GB, a few minutes." >&2
 if [ ! -x .venv/bin/python ] || ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
   # Some distributions ship venv without ensurepip; then this Python's own pip fills the environment.
   "$python" -m venv .venv 2>/dev/null || {

@@ -117,7 +117,7 @@ class TestAnswers:
             )
         )
         which, depth, sure, true = (answer.answer for answer in answers(run))
-        assert (which, depth, sure) == ("0", "3 draft steps", "no interval")
+        assert (which, depth, sure) == ("epoch 0", "3 draft steps", "no interval")
         assert true == "2.50 measured, estimated 2.80"
 
     def test_before_any_validation_the_answer_is_why(self, tmp_path):

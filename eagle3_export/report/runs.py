@@ -112,11 +112,12 @@ def answers(run: Run) -> list[Answer]:
 
 
 def _which(run: Run, best: ExportMetadata) -> Answer:
-    epoch = "" if best.epoch is None or str(best.epoch) == best.name else f" (epoch {best.epoch})"
+    named_by_epoch = str(best.epoch) == best.name
+    epoch = "" if best.epoch is None or named_by_epoch else f" (epoch {best.epoch})"
     rated = sum(export.estimated_acceptance_length is not None for export in run.exports)
     return Answer(
         "Which epoch do I deploy?",
-        f"{best.name}{epoch}",
+        f"epoch {best.name}" if named_by_epoch else f"{best.name}{epoch}",
         f"Highest estimated acceptance length of {rated} rated export{'s' * (rated != 1)}:"
         f" {best.estimated_acceptance_length:.2f} ({terms(best)}).",
     )
