@@ -75,6 +75,20 @@ SHAPES: Mapping[str, tuple[int, ...]] = {
     "norm.weight": (16,),
 }
 
+# What SGLang 0.5.23 loads of a one-layer draft (`models/llama_eagle3.py`), written out by hand.
+RENAMED = {
+    "layers.0.hidden_norm.weight": "midlayer.hidden_norm.weight",
+    "layers.0.input_layernorm.weight": "midlayer.input_layernorm.weight",
+    "layers.0.mlp.down_proj.weight": "midlayer.mlp.down_proj.weight",
+    "layers.0.mlp.gate_proj.weight": "midlayer.mlp.gate_proj.weight",
+    "layers.0.mlp.up_proj.weight": "midlayer.mlp.up_proj.weight",
+    "layers.0.post_attention_layernorm.weight": "midlayer.post_attention_layernorm.weight",
+    "layers.0.self_attn.k_proj.weight": "midlayer.self_attn.k_proj.weight",
+    "layers.0.self_attn.o_proj.weight": "midlayer.self_attn.o_proj.weight",
+    "layers.0.self_attn.q_proj.weight": "midlayer.self_attn.q_proj.weight",
+    "layers.0.self_attn.v_proj.weight": "midlayer.self_attn.v_proj.weight",
+}
+
 
 def draft_tensors(dtype: str = "BF16", seed: int = 0) -> dict[str, Tensor]:
     """Finite, all different, in the order of a speculators file: widest dtype first, then by name."""

@@ -16,21 +16,8 @@ from eagle3_export.config import ExportConfig
 from eagle3_export.errors import CheckpointError, Eagle3ExportError, IncompatibleDraftError, StorageError
 from eagle3_export.export import export_checkpoint, prepare_export
 from eagle3_export.verify import verify_export
-from tests.drafts import END_OF_EPOCH, METRICS, draft_tensors, read_tensors, write_checkpoint
+from tests.drafts import END_OF_EPOCH, METRICS, RENAMED, draft_tensors, read_tensors, write_checkpoint
 
-# What SGLang 0.5.23 loads of a one-layer draft (`models/llama_eagle3.py`), written out by hand.
-RENAMED = {
-    "layers.0.hidden_norm.weight": "midlayer.hidden_norm.weight",
-    "layers.0.input_layernorm.weight": "midlayer.input_layernorm.weight",
-    "layers.0.mlp.down_proj.weight": "midlayer.mlp.down_proj.weight",
-    "layers.0.mlp.gate_proj.weight": "midlayer.mlp.gate_proj.weight",
-    "layers.0.mlp.up_proj.weight": "midlayer.mlp.up_proj.weight",
-    "layers.0.post_attention_layernorm.weight": "midlayer.post_attention_layernorm.weight",
-    "layers.0.self_attn.k_proj.weight": "midlayer.self_attn.k_proj.weight",
-    "layers.0.self_attn.o_proj.weight": "midlayer.self_attn.o_proj.weight",
-    "layers.0.self_attn.q_proj.weight": "midlayer.self_attn.q_proj.weight",
-    "layers.0.self_attn.v_proj.weight": "midlayer.self_attn.v_proj.weight",
-}
 KEPT = (
     "d2t",
     "embed_tokens.weight",
