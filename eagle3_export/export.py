@@ -114,10 +114,21 @@ class PreparedExport:
                 _write_documents(staged, self.plan.config, metadata)
                 if os.path.lexists(self.destination / KEEP_MARKER):
                     (staged / KEEP_MARKER).touch()  # whoever marked it marked this place
-                publish_directory(staged, self.destination, replace=replace)
+                self._publish(staged, replace)
             finally:
                 remove_staging(staged)
         return ExportResult(self.destination, metadata, tuple(self.plan.findings), written)
+
+    def _publish(self, staged: Path, replace: bool) -> None:
+        seen = is_directory(self.destination)
+        try:
+            publish_directory(staged, self.destination, replace=replace)
+        except StorageError:
+            # Attributes lag on network filesystems: what seemed free may hold an export after all.
+            if seen or not replace or not is_directory(self.destination):
+                raise
+            _require_export(self.destination)
+            publish_directory(staged, self.destination, replace=True)
 
     def close(self) -> None:
         """Lets the source files go without exporting."""
@@ -329,13 +340,7 @@ def _write_documents(staged: Path, config: Mapping[str, Any], metadata: ExportMe
     from eagle3_export.model_card import render_model_card
 
     content = json.dumps(config, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
-    try:
+    with os_errors("Writing the documents to", staged):
         (staged / CONFIG_FILE).write_text(content, encoding="utf-8")
         (staged / METADATA_FILE).write_bytes(to_json(metadata))
         (staged / MODEL_CARD_FILE).write_text(render_model_card(metadata), encoding="utf-8")
-    except OSError as error:
-        raise StorageError(
-            f"Writing the documents to {staged}: {error.strerror or error}.",
-            why="Nothing was published.",
-            remedy="Free space or fix permissions, then export again.",
-        ) from error

@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
+from eagle3_export import export as export_module
 from eagle3_export.config import ExportConfig
 from eagle3_export.errors import CheckpointError, Eagle3ExportError, IncompatibleDraftError, StorageError
 from eagle3_export.export import export_checkpoint, prepare_export
+from eagle3_export.storage import publish
 from eagle3_export.verify import verify_export
 from tests.drafts import END_OF_EPOCH, METRICS, RENAMED, draft_tensors, read_tensors, write_checkpoint
 
@@ -310,3 +312,16 @@ def test_verify_finds_out_what_no_export_would_have(tmp_path: Path) -> None:
     problems = dict(verify_export(tmp_path / "out").problems)
     assert "silu" in problems["findings"]
     assert "README.md" in problems["model card"]
+
+
+def test_an_export_that_a_lagging_filesystem_hid_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No local filesystem forgets for a moment that a directory is there; network filesystems do."""
+    export_checkpoint(write_checkpoint(tmp_path / "1", seed=1), tmp_path / "out")
+    looks = iter([False] * 4)  # the name seems free until the rename says otherwise
+    for module in (export_module, publish):
+        monkeypatch.setattr(module, "is_directory", lambda path: next(looks, Path(path).is_dir()))
+    export_checkpoint(write_checkpoint(tmp_path / "2", seed=2), tmp_path / "out", overwrite=True)
+    exported = read_tensors(tmp_path / "out" / "model.safetensors")
+    assert exported["fc.weight"] == draft_tensors(seed=2)["fc.weight"]
