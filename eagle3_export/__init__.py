@@ -3,14 +3,14 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from eagle3_export._version import __version__
+
 if TYPE_CHECKING:
-    from eagle3_export.acceptance import estimate_acceptance
     from eagle3_export.callback import SGLangExportCallback
     from eagle3_export.config import ExportConfig
+    from eagle3_export.estimates.acceptance import estimate_acceptance
     from eagle3_export.export import export_checkpoint
     from eagle3_export.verify import verify_export
-
-__version__ = "0.1.0"
 
 __all__ = [
     "ExportConfig",
@@ -25,7 +25,7 @@ __all__ = [
 _HOMES = {
     "ExportConfig": "eagle3_export.config",
     "SGLangExportCallback": "eagle3_export.callback",
-    "estimate_acceptance": "eagle3_export.acceptance",
+    "estimate_acceptance": "eagle3_export.estimates.acceptance",
     "export_checkpoint": "eagle3_export.export",
     "verify_export": "eagle3_export.verify",
 }

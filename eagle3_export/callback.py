@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from eagle3_export.config import ExportConfig
 from eagle3_export.errors import CheckpointError, Eagle3ExportError, IncompatibleDraftError, UsageError
-from eagle3_export.estimates.coverage import run_coverage
 from eagle3_export.export import ValidationMetrics
-from eagle3_export.speculators_format.source_state import INTERRUPTED, INTERRUPTED_RUN, MID_EPOCH, SavePoint
+from eagle3_export.speculators_format.run_files import INTERRUPTED
+from eagle3_export.speculators_format.save_point import INTERRUPTED_RUN, MID_EPOCH, SavePoint
+from eagle3_export.speculators_format.token_frequencies import run_coverage
+from eagle3_export.training.hollow_checkpoint import check_before_training
 from eagle3_export.training.hooks import require_hooks, wrap
 from eagle3_export.training.interrupts import deferred_interrupts
 from eagle3_export.training.ranks import CommonStop, RankZeroBoard
 from eagle3_export.training.run_exports import RunExports, Save
 from eagle3_export.training.trainer_metrics import RecentTraining, counted_positions
-from eagle3_export.training.training_check import check_before_training
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eagle3_export.checkpoint import find_checkpoints
 from eagle3_export.config import ExportConfig
 from eagle3_export.errors import CheckpointError, Eagle3ExportError
 from eagle3_export.export import ExportResult, export_checkpoint
-from eagle3_export.outputs import refresh_outputs
+from eagle3_export.output_directory import refresh_outputs
+from eagle3_export.speculators_format.run_files import find_checkpoints
 from eagle3_export.storage.lock import output_lock
 from eagle3_export.storage.publish import clean_leftovers
 

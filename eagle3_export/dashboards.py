@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from eagle3_export.schema import ExportMetadata
+    from eagle3_export.documents.schema import ExportMetadata
 
 METRIC_LOGGER = "speculators.metrics"
 EXPORTED, FAILED = 1, 0

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from eagle3_export.compatibility import Finding
+    from eagle3_export.compatibility.findings import Finding
 
 
 class Eagle3ExportError(Exception):

@@ -15,13 +15,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from eagle3_export.checkpoint import Checkpoint, read_checkpoint
-from eagle3_export.compatibility import Finding, ServingPlan, plan_serving
+from eagle3_export.compatibility.findings import Finding
+from eagle3_export.compatibility.plan import ServingPlan, plan_serving
 from eagle3_export.config import ExportConfig
 from eagle3_export.errors import CheckpointError, IncompatibleDraftError, StorageError, UsageError
-from eagle3_export.estimates.coverage import run_coverage
 from eagle3_export.sglang.target import ServingTarget
-from eagle3_export.speculators_format.source_state import SavePoint, save_point, validation_metrics
+from eagle3_export.speculators_format.checkpoint import Checkpoint, read_checkpoint
+from eagle3_export.speculators_format.save_point import SavePoint, save_point, validation_metrics
+from eagle3_export.speculators_format.token_frequencies import run_coverage
 from eagle3_export.speculators_format.verifier import Verifier, read_verifier
 from eagle3_export.speculators_format.vocabulary import vocabulary_offsets
 from eagle3_export.storage.copy import WriteReport
@@ -31,11 +32,11 @@ from eagle3_export.storage.publish import publish_directory, remove_staging, sta
 from eagle3_export.storage.retention import KEEP_MARKER
 from eagle3_export.storage.safetensors_file import TensorSource
 from eagle3_export.storage.sources import PinnedSources, open_sources
-from eagle3_export.storage.transfer import write_and_scan
+from eagle3_export.storage.write import write_and_scan
 
 if TYPE_CHECKING:
-    from eagle3_export.acceptance import AccuracySource, Coverage
-    from eagle3_export.metadata import ExportMetadata
+    from eagle3_export.documents.metadata import ExportMetadata
+    from eagle3_export.estimates.acceptance import AccuracySource, Coverage
 
 WEIGHTS_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
@@ -143,7 +144,7 @@ class PreparedExport:
         self.close()
 
     def _describe(self, written: WriteReport) -> ExportMetadata:
-        from eagle3_export.metadata import FindingRecord, Serving, Source, Weights, build_metadata
+        from eagle3_export.documents.metadata import FindingRecord, Serving, Source, Weights, build_metadata
 
         draft, plan = self.checkpoint.draft, self.plan
         return build_metadata(
@@ -336,8 +337,8 @@ def _reasons(**pairs: tuple[Any, str]) -> dict[str, str]:
 
 
 def _write_documents(staged: Path, config: Mapping[str, Any], metadata: ExportMetadata) -> None:
-    from eagle3_export.metadata import to_json
-    from eagle3_export.model_card import render_model_card
+    from eagle3_export.documents.metadata import to_json
+    from eagle3_export.documents.model_card import render_model_card
 
     content = json.dumps(config, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
     with os_errors("Writing the documents to", staged):

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from eagle3_export.compatibility import check_training
+from eagle3_export.compatibility.plan import check_training
 from eagle3_export.config import BLOCK_NAME, ExportConfig, parse_export_block, read_export_block
 from eagle3_export.errors import Eagle3ExportError, IncompatibleDraftError, UsageError
 from eagle3_export.sglang.target import ServingTarget
 from eagle3_export.speculators_format.verifier import read_verifier
-from eagle3_export.training.launch_environment import complete_launch_environment, is_rank_zero
+from eagle3_export.training.rank_environment import complete_launch_environment, is_rank_zero
 
 if TYPE_CHECKING:
     from eagle3_export.callback import SGLangExportCallback

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from eagle3_export.checkpoint import Checkpoint, read_checkpoint
-from eagle3_export.compatibility import Finding, check_draft
+from eagle3_export.compatibility.findings import Finding
+from eagle3_export.compatibility.plan import check_draft
 from eagle3_export.errors import Eagle3ExportError, ExportInvalidError, UsageError
 from eagle3_export.export import CONFIG_FILE, METADATA_FILE, MODEL_CARD_FILE, WEIGHTS_FILE
 from eagle3_export.sglang.aux_layers import may_encode
@@ -18,9 +18,10 @@ from eagle3_export.sglang.config import translate_config
 from eagle3_export.sglang.exported import read_exported_draft
 from eagle3_export.sglang.names import translate_names
 from eagle3_export.sglang.target import ServingTarget
+from eagle3_export.speculators_format.checkpoint import Checkpoint, read_checkpoint
 from eagle3_export.speculators_format.draft import Draft
 from eagle3_export.speculators_format.fields import read_json_object
-from eagle3_export.speculators_format.layout import check_layout, float_dtype
+from eagle3_export.speculators_format.tensors import check_layout, float_dtype
 from eagle3_export.speculators_format.verifier import read_verifier
 from eagle3_export.speculators_format.vocabulary import check_vocabulary
 from eagle3_export.storage.faults import os_errors, shown
@@ -167,7 +168,7 @@ def _require_layout(draft: Draft, entries: dict[str, TensorEntry], where: str) -
 
 def _training_names(draft: Draft, file: SafetensorsFile) -> dict[str, str]:
     """Exported name -> speculators' name, for every tensor of the file."""
-    from eagle3_export.speculators_format.layout import expected_shapes
+    from eagle3_export.speculators_format.tensors import expected_shapes
 
     known = translate_names([*expected_shapes(draft), "d2t", "t2d"])
     back = {new: old for old, new in known.items()}
@@ -198,13 +199,13 @@ def _require_model_card(directory: Path) -> None:
 
 
 def _read_metadata(directory: Path) -> Any:
-    from eagle3_export.metadata import read_metadata
+    from eagle3_export.documents.metadata import read_metadata
 
     return read_metadata(directory / METADATA_FILE)
 
 
 def _check_numbers(report: VerifyReport, metadata: Any, checkpoint: Checkpoint | None) -> None:
-    from eagle3_export.numeric import TOLERANCE, verify_numeric
+    from eagle3_export.numeric.compare import TOLERANCE, verify_numeric
 
     source = checkpoint.directory if checkpoint else Path(metadata.source.checkpoint)
     if not source.is_dir():

@@ -24,21 +24,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from eagle3_export.checkpoint import find_checkpoints, read_checkpoint
 from eagle3_export.config import ExportConfig
 from eagle3_export.convert import Conversion
 from eagle3_export.errors import CheckpointError, Eagle3ExportError, StorageError
 from eagle3_export.export import export_checkpoint
-from eagle3_export.outputs import is_export_of, read_exports, refresh_outputs, update_metrics
+from eagle3_export.output_directory import is_export_of, read_exports, refresh_outputs, update_metrics
+from eagle3_export.speculators_format.checkpoint import read_checkpoint
 from eagle3_export.speculators_format.fields import read_json_object
-from eagle3_export.speculators_format.source_state import INTERRUPTED, validation_metrics
+from eagle3_export.speculators_format.run_files import BEST_LINK, INTERRUPTED, find_checkpoints
+from eagle3_export.speculators_format.save_point import validation_metrics
 from eagle3_export.storage.faults import shown
 from eagle3_export.storage.lock import output_lock
 from eagle3_export.storage.publish import clean_leftovers
 
 logger = logging.getLogger(__name__)
 
-BEST_LINK = "checkpoint_best"
 Report = Callable[[Conversion], None]
 FilesState = tuple[int | None, ...]
 
@@ -152,7 +152,7 @@ class RunWatcher:
             self._report(Conversion(str(self._save_path / name), None, error=error))
 
     def _refresh(self) -> bool:
-        from eagle3_export.metadata import build_index
+        from eagle3_export.documents.metadata import build_index
 
         if not self._output_dir.is_dir():
             return True
@@ -167,7 +167,7 @@ class RunWatcher:
 
 def _add_metrics(export: Path, checkpoint: Path) -> bool:
     """The trainer validates after it has saved, and writes the metrics of an epoch only if it becomes the best."""
-    from eagle3_export.metadata import read_metadata
+    from eagle3_export.documents.metadata import read_metadata
 
     metrics, _ = validation_metrics(read_checkpoint(checkpoint))
     if metrics is None or read_metadata(export).full_acc_0 is not None:

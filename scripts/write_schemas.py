@@ -1,13 +1,13 @@
-"""Write the JSON Schemas of metadata.json and index.json into eagle3_export/schemas/."""
+"""Write the JSON Schemas of metadata.json and index.json into eagle3_export/documents/schemas/."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from eagle3_export.schema import ExportIndex, ExportMetadata
+from eagle3_export.documents.schema import ExportIndex, ExportMetadata
 
-SCHEMAS = Path(__file__).resolve().parent.parent / "eagle3_export" / "schemas"
+SCHEMAS = Path(__file__).resolve().parent.parent / "eagle3_export" / "documents" / "schemas"
 MODELS = {"metadata.json": ExportMetadata, "index.json": ExportIndex}
 
 

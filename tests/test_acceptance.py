@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle3_export.acceptance import (
+from eagle3_export.estimates.acceptance import (
     Coverage,
     best_depth,
     chain_accuracies,

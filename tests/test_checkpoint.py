@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle3_export.checkpoint import TrainingState, find_checkpoints, read_checkpoint
 from eagle3_export.errors import CheckpointError, Eagle3ExportError
+from eagle3_export.speculators_format.checkpoint import TrainingState, read_checkpoint
 from eagle3_export.speculators_format.draft import parse_draft
+from eagle3_export.speculators_format.run_files import find_checkpoints
 from eagle3_export.speculators_format.vocabulary import check_vocabulary
 from tests.drafts import CONFIG, SHAPES, TARGET_IDS, Tensor, safetensors_bytes, write_checkpoint
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from eagle3_export.checkpoint import Checkpoint, read_checkpoint
-from eagle3_export.compatibility import Finding, ServingPlan, check, check_training, plan_serving
+from eagle3_export.compatibility.findings import WORDINGS, Finding
+from eagle3_export.compatibility.plan import ServingPlan, check, check_training, plan_serving
 from eagle3_export.errors import IncompatibleDraftError, UsageError
-from eagle3_export.findings import WORDINGS
 from eagle3_export.sglang.capabilities import PLUGIN_PROVEN_ON, RELEASES
 from eagle3_export.sglang.target import ServingTarget
+from eagle3_export.speculators_format.checkpoint import Checkpoint, read_checkpoint
 from eagle3_export.speculators_format.draft import parse_draft
 from eagle3_export.speculators_format.training_config import draft_from_training
 from eagle3_export.speculators_format.verifier import Verifier, parse_verifier, read_verifier
@@ -291,7 +291,7 @@ def test_drafts_of_releases_that_recorded_no_ids(plain: Checkpoint) -> None:
     ],
 )
 def test_rotary_embeddings(rope: dict[str, Any], identifier: str, level: str) -> None:
-    from eagle3_export.compatibility import check_draft
+    from eagle3_export.compatibility.plan import check_draft
 
     layer = {**CONFIG["transformer_layer_config"], "rope_parameters": {"rope_theta": 1e4, **rope}}
     draft = parse_draft({**CONFIG, "transformer_layer_config": layer}, "config.json")

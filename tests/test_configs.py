@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from eagle3_export.compatibility import check_training
+from eagle3_export.compatibility.plan import check_training
 from eagle3_export.config import parse_export_block
 from eagle3_export.sglang.target import ServingTarget
 from eagle3_export.speculators_format.verifier import read_verifier

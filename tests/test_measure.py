@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
+from eagle3_export.documents.metadata import build_index, read_index, read_metadata, to_json
 from eagle3_export.errors import MeasurementError, UsageError
 from eagle3_export.measure import sweep as sweeping
 from eagle3_export.measure.counts import Counts, check, from_histogram
 from eagle3_export.measure.measurement import measure, measure_baseline, record
 from eagle3_export.measure.sweep import Sweep, running_server, sweep_depths
 from eagle3_export.measure.workload import Prompt, Workload, read_prompts
-from eagle3_export.metadata import build_index, read_index, read_metadata, to_json
 from tests.stand_in_server import running, sglang
 from tests.test_metadata import GOOD, export
 
@@ -423,7 +423,7 @@ def test_real_sglang_is_swept_and_the_measurement_is_what_its_engine_reports(tmp
     """One depth on real SGLang, and the same prompts asked directly beside it."""
     pytest.importorskip("sglang")
     from eagle3_export.export import export_checkpoint
-    from eagle3_export.launching import draft_arguments
+    from eagle3_export.launch import draft_arguments
     from tests.sglang_cpu import serve, toy
 
     verifier = toy.make_verifier(tmp_path / "verifier")

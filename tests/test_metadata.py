@@ -16,10 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from eagle3_export.acceptance import Coverage
-from eagle3_export.errors import CheckpointError, ExportInvalidError
-from eagle3_export.estimates.coverage import draft_vocabulary_coverage, read_token_frequencies, run_coverage
-from eagle3_export.metadata import (
+from eagle3_export.documents.metadata import (
     ExportMetadata,
     Measurement,
     Serving,
@@ -34,6 +31,10 @@ from eagle3_export.metadata import (
     with_measurement,
     with_metrics,
 )
+from eagle3_export.errors import CheckpointError, ExportInvalidError
+from eagle3_export.estimates.acceptance import Coverage
+from eagle3_export.estimates.coverage import draft_vocabulary_coverage
+from eagle3_export.speculators_format.token_frequencies import read_token_frequencies, run_coverage
 from scripts.write_schemas import MODELS, SCHEMAS, schema_text
 
 GOOD = {"full_acc_0_epoch": 0.8, "full_acc_1_epoch": 0.6, "full_acc_2_epoch": 0.4, "loss_epoch": 1.5}

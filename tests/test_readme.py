@@ -9,9 +9,9 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from eagle3_export.cli import app
+from eagle3_export.cli.commands import app
+from eagle3_export.compatibility.findings import WORDINGS
 from eagle3_export.config import parse_export_block
-from eagle3_export.findings import WORDINGS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from eagle3_export.acceptance import Coverage
+from eagle3_export.documents.depth import recommend_depth
+from eagle3_export.documents.metadata import read_metadata, with_measurement
+from eagle3_export.documents.metadata import to_json as document
 from eagle3_export.errors import UsageError
-from eagle3_export.estimates.depth import recommend_depth
-from eagle3_export.metadata import read_metadata, with_measurement
-from eagle3_export.metadata import to_json as document
+from eagle3_export.estimates.acceptance import Coverage
 from eagle3_export.report import figures, page, tabular, terminal
 from eagle3_export.report.gate import below, dropped, parse_max_drop
 from eagle3_export.report.runs import answers, read_run, read_runs

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from eagle3_export import numeric
 from eagle3_export.config import ExportConfig
 from eagle3_export.errors import UsageError
 from eagle3_export.export import export_checkpoint
+from eagle3_export.numeric import compare as numeric
 from eagle3_export.serving import keys, plugin
 from tests import drafts
 from tests.sglang_cpu.proof import assert_exact, needs_sglang, window_flag

@@ -18,7 +18,7 @@ from eagle3_export.errors import Eagle3ExportError, StorageError, UsageError
 from eagle3_export.train import config_path, main, split_arguments
 from eagle3_export.training.background import BackgroundQueue
 from eagle3_export.training.interrupts import deferred_interrupts
-from eagle3_export.training.launch_environment import complete_launch_environment, is_rank_zero
+from eagle3_export.training.rank_environment import complete_launch_environment, is_rank_zero
 from eagle3_export.training.ranks import CommonStop
 
 

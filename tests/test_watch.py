@@ -15,8 +15,8 @@ import pytest
 
 from eagle3_export.config import ExportConfig
 from eagle3_export.convert import Conversion
+from eagle3_export.documents.metadata import read_metadata
 from eagle3_export.errors import CheckpointError, StorageError, UsageError
-from eagle3_export.metadata import read_metadata
 from eagle3_export.storage.lock import output_lock
 from eagle3_export.verify import verify_export
 from eagle3_export.watch import RunWatcher, is_complete, watch_run

@@ -9,13 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from eagle3_export.documents.metadata import Measurement, read_metadata, utc_now, with_measurement
+from eagle3_export.documents.schema import ExportMetadata
 from eagle3_export.errors import MeasurementError, StorageError
 from eagle3_export.measure.connection import Connection
 from eagle3_export.measure.counts import Counts, add, check
-from eagle3_export.measure.server import Server, ServerFacts, connect, require_export
+from eagle3_export.measure.facts import Server, ServerFacts
+from eagle3_export.measure.server import connect, require_export
 from eagle3_export.measure.workload import Prompt, Workload
-from eagle3_export.metadata import Measurement, read_metadata, utc_now, with_measurement
-from eagle3_export.schema import ExportMetadata
 
 WARM_UP_TOKENS = 8
 SPEEDUP_TOLERANCE = 1.1  # a speed-up above the acceptance length is noise, for a draft step costs something
@@ -164,7 +165,7 @@ def record(export: str | Path, measurement: Measurement) -> ExportMetadata:
         ExportInvalidError: the export has no readable metadata.json.
         StorageError: a document could not be replaced; each is replaced by rename, so none is half-written.
     """
-    from eagle3_export.outputs import INDEX_FILE, refresh_outputs, replace_documents
+    from eagle3_export.output_directory import INDEX_FILE, refresh_outputs, replace_documents
     from eagle3_export.storage.lock import output_lock
 
     directory = Path(export).resolve()

@@ -1,54 +1,14 @@
-"""The part of a server that a measurement needs, the same for SGLang and vLLM."""
+"""Finds out what kind of server answers, and whether it runs the export that is to be measured."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
 
 from eagle3_export.errors import MeasurementError
 from eagle3_export.measure.connection import Connection
-from eagle3_export.measure.counts import Counts
-from eagle3_export.measure.workload import Prompt, Workload
-
-
-@dataclass(frozen=True, slots=True)
-class ServerFacts:
-    """What a server says about itself; None where it does not say.
-
-    Args:
-        kind: sglang or vllm.
-        target: the model it serves.
-        draft: the draft's path, on the server's machine; None without speculation.
-        num_steps: draft depth.
-        topk: branches per draft step.
-        hardware: device.
-        algorithm: of speculation, as the server spells it.
-    """
-
-    kind: Literal["sglang", "vllm"]
-    version: str | None
-    target: str | None
-    algorithm: str | None
-    draft: str | None
-    num_steps: int | None
-    topk: int
-    hardware: str | None
-
-
-class Server(Protocol):
-    """A running server."""
-
-    facts: ServerFacts
-
-    def begin(self) -> None:
-        """Note the counters before the requests that count."""
-
-    def answer(self, prompt: Prompt, workload: Workload, max_new_tokens: int) -> Counts:
-        """Generate for one prompt; the counters are those of this request as far as the server tells."""
-
-    def end(self, answers: Counts) -> Counts:
-        """Counters over all requests since :meth:`begin`, given the sum of their answers."""
+from eagle3_export.measure.facts import Server, ServerFacts
+from eagle3_export.measure.sglang_server import SGLangServer
+from eagle3_export.measure.vllm_server import VLLMServer
 
 
 def connect(connection: Connection) -> Server:
@@ -57,9 +17,6 @@ def connect(connection: Connection) -> Server:
     Raises:
         MeasurementError: none does, or one that is neither SGLang nor vLLM.
     """
-    from eagle3_export.measure.sglang_server import SGLangServer
-    from eagle3_export.measure.vllm_server import VLLMServer
-
     info = connection.get_json("/server_info") or connection.get_json("/get_server_info")
     if info is not None and "speculative_algorithm" in info:
         return SGLangServer(connection, info)
@@ -110,8 +67,3 @@ def require_export(facts: ServerFacts, export: Path) -> int:
             remedy="Measure that export, or start a server with this one; both machines must see it under one path.",
         )
     return facts.num_steps
-
-
-def integer(value: Any) -> int | None:
-    """A counter from a server's answer, or None for anything else."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

@@ -13,7 +13,7 @@ from typing import Any
 from eagle3_export.errors import MeasurementError
 from eagle3_export.measure.connection import Connection
 from eagle3_export.measure.counts import Counts, from_histogram
-from eagle3_export.measure.server import ServerFacts, integer
+from eagle3_export.measure.facts import ServerFacts, integer
 from eagle3_export.measure.workload import Prompt, Workload
 
 ACCEPTED_KEYS = ("spec_num_correct_drafts", "spec_accepted_drafts")

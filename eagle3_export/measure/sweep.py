@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from eagle3_export.documents.schema import Measurement
 from eagle3_export.errors import MeasurementError, UsageError
 from eagle3_export.measure.connection import Connection
 from eagle3_export.measure.measurement import measure, measure_baseline, record
 from eagle3_export.measure.workload import Workload
-from eagle3_export.schema import Measurement
 
 DEFAULT_TEMPLATE = (
     "python -m sglang.launch_server --model-path {target} --host 127.0.0.1 --port {port} {speculative}"

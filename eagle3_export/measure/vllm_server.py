@@ -15,7 +15,7 @@ from typing import Any
 from eagle3_export.errors import MeasurementError
 from eagle3_export.measure.connection import Connection
 from eagle3_export.measure.counts import Counts
-from eagle3_export.measure.server import ServerFacts, integer
+from eagle3_export.measure.facts import ServerFacts, integer
 from eagle3_export.measure.workload import Prompt, Workload
 
 _SAMPLE = re.compile(r"^(vllm:\w+)\{([^}]*)\}\s+(\S+)", re.MULTILINE)

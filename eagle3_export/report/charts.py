@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from eagle3_export.estimates.depth import estimated_lengths, measured_lengths
+from eagle3_export.documents.depth import estimated_lengths, measured_lengths
+from eagle3_export.documents.schema import ExportMetadata
 from eagle3_export.report.runs import Run, estimate_at, measurements
-from eagle3_export.schema import ExportMetadata
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

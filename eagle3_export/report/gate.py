@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from eagle3_export.documents.depth import headline_measurement, measured_lengths
+from eagle3_export.documents.schema import ExportMetadata
 from eagle3_export.errors import UsageError
-from eagle3_export.estimates.depth import headline_measurement, measured_lengths
 from eagle3_export.report.runs import Run, estimate_at
-from eagle3_export.schema import ExportMetadata
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from eagle3_export.documents.depth import headline_measurement, recommend_depth
+from eagle3_export.documents.metadata import choose_best, in_training_order, read_metadata
+from eagle3_export.documents.schema import ExportMetadata, Measurement
 from eagle3_export.errors import UsageError
-from eagle3_export.estimates.depth import headline_measurement, recommend_depth
-from eagle3_export.metadata import choose_best, in_training_order, read_metadata
-from eagle3_export.schema import ExportMetadata, Measurement
 from eagle3_export.storage.faults import os_errors, resolved, shown
 
 
@@ -61,7 +61,7 @@ def read_run(path: str | Path, name: str | None = None) -> Run:
         ExportInvalidError: the single export's metadata cannot be read.
         StorageError: the directory may not be read.
     """
-    from eagle3_export.outputs import read_exports
+    from eagle3_export.output_directory import read_exports
 
     path = Path(path)
     with os_errors("Reading", path):
@@ -169,7 +169,7 @@ def terms(export: ExportMetadata) -> str:
 
 def estimate_at(export: ExportMetadata, num_steps: int) -> float | None:
     """The estimate for one depth, bonus token included, or None."""
-    from eagle3_export.estimates.depth import estimated_lengths
+    from eagle3_export.documents.depth import estimated_lengths
 
     return estimated_lengths(export, max(num_steps, 1)).get(num_steps)
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from eagle3_export.estimates.depth import headline_measurement, recommend_depth
+from eagle3_export.documents.depth import headline_measurement, recommend_depth
 from eagle3_export.report.runs import Run, answers
 from eagle3_export.storage.faults import shown
 

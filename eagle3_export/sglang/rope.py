@@ -12,7 +12,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from eagle3_export.findings import Finding, Level, finding
+from eagle3_export.compatibility.findings import Finding, Level, finding
 from eagle3_export.sglang.capabilities import Capabilities
 from eagle3_export.speculators_format.draft import Draft
 from eagle3_export.speculators_format.rope import DEFAULT_THETA

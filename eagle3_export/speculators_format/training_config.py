@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from eagle3_export.checkpoint import CONFIG_FILE, cached_snapshot
+from eagle3_export.compatibility.findings import Level
 from eagle3_export.errors import CheckpointError
-from eagle3_export.findings import Level
 from eagle3_export.speculators_format.draft import Draft, parse_draft
 from eagle3_export.speculators_format.fields import read_json_object
+from eagle3_export.speculators_format.run_files import CONFIG_FILE, cached_snapshot
 from eagle3_export.speculators_format.verifier import Verifier
 
 # Defaults for eagle3 (speculators 0.9.0, `train/config/schema.py:DraftArgs` and `resolution.py`).

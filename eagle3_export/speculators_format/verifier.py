@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from eagle3_export.checkpoint import CONFIG_FILE, cached_snapshot
 from eagle3_export.errors import CheckpointError
 from eagle3_export.speculators_format.fields import read_json_object
+from eagle3_export.speculators_format.run_files import CONFIG_FILE, cached_snapshot
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import numpy as np
 
 from eagle3_export.errors import CheckpointError
 from eagle3_export.speculators_format.draft import Draft
-from eagle3_export.speculators_format.layout import INTEGER_DTYPES, MASK_DTYPES
+from eagle3_export.speculators_format.tensors import INTEGER_DTYPES, MASK_DTYPES
 from eagle3_export.storage.safetensors_file import TensorSource
 
 _NUMPY_DTYPES: Mapping[str, str] = {"I64": "<i8", "I32": "<i4", "BOOL": "|u1", "U8": "|u1"}

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Literal
 
 from eagle3_export.errors import StorageError
+from eagle3_export.storage.byte_plan import Layout, Segment, plan_layout
 from eagle3_export.storage.faults import DISK_FULL, FILE_MODE, disk_full_error, free_bytes, os_errors, shown
-from eagle3_export.storage.layout import Layout, Segment, plan_layout
 from eagle3_export.storage.safetensors_file import TensorSource
 from eagle3_export.storage.sources import FICLONE, FICLONERANGE, PinnedSources, open_sources
 

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eagle3_export.acceptance import Coverage
-from eagle3_export.checkpoint import find_checkpoints
 from eagle3_export.config import ExportConfig
 from eagle3_export.dashboards import log_export, log_failure
+from eagle3_export.documents.metadata import build_index
 from eagle3_export.errors import CheckpointError, Eagle3ExportError, IncompatibleDraftError, StorageError
+from eagle3_export.estimates.acceptance import Coverage
 from eagle3_export.export import PreparedExport, ValidationMetrics, prepare_export
-from eagle3_export.metadata import build_index
-from eagle3_export.outputs import is_export_of, read_exports, refresh_outputs, update_metrics
-from eagle3_export.speculators_format.source_state import SavePoint
+from eagle3_export.output_directory import is_export_of, read_exports, refresh_outputs, update_metrics
+from eagle3_export.speculators_format.run_files import find_checkpoints
+from eagle3_export.speculators_format.save_point import SavePoint
 from eagle3_export.speculators_format.verifier import Verifier
 from eagle3_export.storage.lock import output_lock
 from eagle3_export.storage.publish import clean_leftovers

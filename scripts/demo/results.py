@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from eagle3_export.metadata import ExportMetadata, read_metadata
+from eagle3_export.documents.metadata import ExportMetadata, read_metadata
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from eagle3_export import numeric
-from eagle3_export.metadata import read_metadata
+from eagle3_export.documents.metadata import read_metadata
+from eagle3_export.numeric import compare as numeric
 
 WINDOW_FLAG = "--speculative-draft-window-size"
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from eagle3_export.errors import CheckpointError
 from eagle3_export.sglang.config import translate_config
-from eagle3_export.sglang.launch import launch_arguments, launch_command, window_argument
 from eagle3_export.sglang.names import dropped_names, translate_names
+from eagle3_export.sglang.server_arguments import launch_arguments, launch_command, window_argument
 from eagle3_export.sglang.target import ServingTarget
 from eagle3_export.speculators_format.draft import Draft, parse_draft
-from eagle3_export.speculators_format.layout import expected_shapes
+from eagle3_export.speculators_format.tensors import expected_shapes
 from tests.drafts import CONFIG, RENAMED, SHAPES
 
 

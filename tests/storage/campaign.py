@@ -24,7 +24,7 @@ from typing import Any
 from eagle3_export.config import ExportConfig
 from eagle3_export.errors import Eagle3ExportError
 from eagle3_export.export import export_checkpoint
-from eagle3_export.outputs import read_exports, refresh_outputs
+from eagle3_export.output_directory import read_exports, refresh_outputs
 from eagle3_export.storage.lock import output_lock
 from eagle3_export.storage.publish import clean_leftovers
 from eagle3_export.verify import verify_export

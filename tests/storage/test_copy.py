@@ -308,7 +308,7 @@ import resource, sys
 from pathlib import Path
 import numpy
 from eagle3_export.storage.safetensors_file import TensorSource, read_safetensors
-from eagle3_export.storage.transfer import write_and_scan
+from eagle3_export.storage.write import write_and_scan
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 file = read_safetensors(Path(sys.argv[1]))
 report, found = write_and_scan(Path(sys.argv[2]), [("a", TensorSource(file, file.tensors["a"]))])

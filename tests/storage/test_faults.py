@@ -67,7 +67,7 @@ def fill(directory: Path, leave: int) -> None:
 
 def convert(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "eagle3_export.cli", "convert", *arguments],
+        [sys.executable, "-m", "eagle3_export", "convert", *arguments],
         capture_output=True,
         text=True,
         errors="surrogateescape",

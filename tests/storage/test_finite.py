@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from eagle3_export.errors import StorageError
 from eagle3_export.storage import finite
 from eagle3_export.storage.finite import non_finite_tensors
-from eagle3_export.storage.transfer import write_and_scan
+from eagle3_export.storage.write import write_and_scan
 from tests.storage.conftest import draft_tensors, safetensors_bytes, served_names
 
 # (exponent bits, mantissa bits), from IEEE 754 and the bfloat16 layout: not finite is an exponent of ones.

@@ -18,7 +18,7 @@ MEGABYTE = 1024  # ru_maxrss is in kB
 # A small process in between: a child inherits the peak of the one that starts it (Linux, `exec_mmap`).
 STARTER = """
 import os, subprocess, sys
-process = subprocess.Popen([sys.executable, "-m", "eagle3_export.cli", "convert", *sys.argv[1:]], stdout=2)
+process = subprocess.Popen([sys.executable, "-m", "eagle3_export", "convert", *sys.argv[1:]], stdout=2)
 _, status, usage = os.wait4(process.pid, 0)
 print(status, usage.ru_maxrss)
 """
@@ -52,7 +52,7 @@ import resource, sys
 import numpy
 from eagle3_export.config import ExportConfig
 from eagle3_export.export import export_checkpoint
-import eagle3_export.metadata, eagle3_export.model_card, huggingface_hub
+import eagle3_export.documents.metadata, eagle3_export.documents.model_card, huggingface_hub
 def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 before = peak()
 export_checkpoint(sys.argv[1], sys.argv[2], ExportConfig())

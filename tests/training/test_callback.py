@@ -17,7 +17,7 @@ from eagle3_export.callback import SGLangExportCallback
 from eagle3_export.config import ExportConfig
 from eagle3_export.errors import Eagle3ExportError, UsageError
 from eagle3_export.storage.lock import output_lock
-from eagle3_export.training import run_exports, training_check
+from eagle3_export.training import hollow_checkpoint, run_exports
 from tests.training.checks import (
     assert_same_weights,
     checkpoints,
@@ -75,7 +75,7 @@ def test_attach_by_hand(world: TinyWorld, save_path: Path, tmp_path: Path) -> No
         # What the check before the first step saw is what the trainer then saved, weights apart.
         hollow = tmp_path / "hollow"
         hollow.mkdir()
-        training_check.write_hollow_checkpoint(trainer.model, hollow)
+        hollow_checkpoint.write_hollow_checkpoint(trainer.model, hollow)
         seen, saved = (read_raw_tensors(d / "model.safetensors") for d in (hollow, save_path / "2"))
         assert {n: t[:2] for n, t in seen.items()} == {n: t[:2] for n, t in saved.items()}
         assert {n: seen[n] for n in ("d2t", "t2d")} == {n: saved[n] for n in ("d2t", "t2d")}

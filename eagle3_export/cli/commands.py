@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 
 import typer
 
-from eagle3_export import __version__, cli_numbers
-from eagle3_export.cli_output import ConversionEcho, Json, echo, echo_findings, print_json, reporting
+from eagle3_export._version import __version__
+from eagle3_export.cli import numbers
+from eagle3_export.cli.output import ConversionEcho, Json, echo, echo_findings, print_json, reporting
 from eagle3_export.training.interrupts import cleaning_up_on_sigterm
 
 if TYPE_CHECKING:
@@ -216,7 +217,7 @@ def launch(
 ) -> None:  # fmt: skip
     """Print the `sglang.launch_server` command that serves a target with this draft, at the depth to deploy."""
     with reporting(as_json):
-        from eagle3_export.launching import serving_command
+        from eagle3_export.launch import serving_command
 
         command = serving_command(export, target, num_steps=num_steps, cost_ratio=cost_ratio)
         echo_findings(command.findings)
@@ -227,7 +228,7 @@ def launch(
             typer.echo(command.shell)
 
 
-cli_numbers.register(app)
+numbers.register(app)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from eagle3_export.acceptance import best_depth, chain_accuracies, length
+from eagle3_export.documents.schema import ExportMetadata, Measurement
+from eagle3_export.estimates.acceptance import best_depth, chain_accuracies, length
 from eagle3_export.estimates.accuracies import StepAccuracies
-from eagle3_export.schema import ExportMetadata, Measurement
 
 FALLBACK_NUM_STEPS = 3  # sglang 0.5.23's choice for Llama-style EAGLE-3 drafts
 MAX_NUM_STEPS = 16

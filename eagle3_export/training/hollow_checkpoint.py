@@ -9,11 +9,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from eagle3_export.checkpoint import read_checkpoint
-from eagle3_export.compatibility import plan_serving
+from eagle3_export.compatibility.findings import Finding
+from eagle3_export.compatibility.plan import plan_serving
 from eagle3_export.config import ExportConfig
-from eagle3_export.findings import Finding
 from eagle3_export.sglang.target import ServingTarget
+from eagle3_export.speculators_format.checkpoint import read_checkpoint
 from eagle3_export.speculators_format.verifier import Verifier, read_verifier
 
 # What the trainer saves: floating-point tensors in bfloat16 (speculators 0.9.0, `save_checkpoint(float_dtype=...)`).

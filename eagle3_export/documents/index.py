@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from eagle3_export.documents import utc_now
-from eagle3_export.schema import ExportIndex, ExportMetadata, IndexEntry
+from eagle3_export.documents.json_files import utc_now
+from eagle3_export.documents.schema import ExportIndex, ExportMetadata, IndexEntry
 
 
 def build_index(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,20 @@ from typing import Any
 from eagle3_export.errors import CheckpointError
 from eagle3_export.speculators_format.draft import Draft, parse_draft
 from eagle3_export.speculators_format.fields import Fields, read_json_object
-from eagle3_export.speculators_format.layout import check_layout, float_dtype, unwrap_names
+from eagle3_export.speculators_format.run_files import (
+    CONFIG_FILE,
+    TRAINING_STATE_FILE,
+    VAL_METRICS_FILE,
+    WEIGHTS_FILE,
+    WEIGHTS_INDEX_FILE,
+    cached_snapshot,
+    find_checkpoints,
+    is_hub_id,
+)
+from eagle3_export.speculators_format.tensors import check_layout, float_dtype, unwrap_names
 from eagle3_export.speculators_format.vocabulary import check_vocabulary
 from eagle3_export.storage.safetensors_file import SafetensorsFile, TensorSource, read_safetensors
 
-CONFIG_FILE = "config.json"
-WEIGHTS_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 _MAX_SHARDS = 1024
 
 
@@ -95,32 +101,6 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     )
 
 
-def find_checkpoints(save_path: str | Path) -> list[Path]:
-    """All checkpoint directories of a run: the numbered ones in order, then `interrupted`.
-
-    Links such as `checkpoint_best` and `epoch0_end` point to directories listed already.
-
-    Raises:
-        CheckpointError: `save_path` is not a readable directory.
-    """
-    save_path = Path(save_path)
-    try:
-        children = [child for child in save_path.iterdir() if child.is_dir() and not child.is_symlink()]
-        numbered = {int(child.name): child for child in children if re.fullmatch(r"\d{1,18}", child.name)}
-        interrupted = [child for child in children if child.name == "interrupted"]
-        ordered = [numbered[epoch] for epoch in sorted(numbered)] + interrupted
-        return [directory for directory in ordered if _has_weights(directory)]
-    except OSError as error:
-        raise CheckpointError(
-            f"{save_path} cannot be listed: {error.strerror or error}.",
-            remedy="Name the save_path of a training run.",
-        ) from error
-
-
-def _has_weights(directory: Path) -> bool:
-    return (directory / WEIGHTS_FILE).exists() or (directory / INDEX_FILE).exists()
-
-
 def _locate(path: str | Path) -> Path:
     local = Path(path)
     try:
@@ -136,27 +116,9 @@ def _locate(path: str | Path) -> Path:
     raise CheckpointError(
         f"{path} is neither a directory nor in the local Hugging Face cache.",
         remedy=f"Check the path, or fetch it first: hf download {path}"
-        if _is_hub_id(str(path))
+        if is_hub_id(str(path))
         else "Check the path.",
     )
-
-
-def _is_hub_id(name: str) -> bool:
-    return re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None
-
-
-def cached_snapshot(name: str) -> Path | None:
-    """The directory of a hub model in the local cache, or None. Never the network."""
-    if not _is_hub_id(name):
-        return None
-    from huggingface_hub import try_to_load_from_cache  # costs import time, so only here
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        config = try_to_load_from_cache(name, CONFIG_FILE)
-    except HFValidationError:
-        return None
-    return Path(config).parent if isinstance(config, str) else None
 
 
 def _no_config_remedy(directory: Path) -> str:
@@ -170,7 +132,7 @@ def _no_config_remedy(directory: Path) -> str:
 
 
 def _read_weights(directory: Path) -> dict[str, TensorSource]:
-    single, index = directory / WEIGHTS_FILE, directory / INDEX_FILE
+    single, index = directory / WEIGHTS_FILE, directory / WEIGHTS_INDEX_FILE
     if single.exists():
         return _sources(read_safetensors(single))
     if index.exists():
@@ -217,7 +179,7 @@ def _bad_index(index: Path, problem: str) -> CheckpointError:
 
 
 def _read_training_state(directory: Path) -> TrainingState | None:
-    path = directory / "training_state.json"
+    path = directory / TRAINING_STATE_FILE
     if not path.exists():
         return None
     document = read_json_object(path)
@@ -232,7 +194,7 @@ def _read_training_state(directory: Path) -> TrainingState | None:
 
 
 def _read_val_metrics(directory: Path) -> dict[str, float] | None:
-    path = directory / "val_metrics.json"
+    path = directory / VAL_METRICS_FILE
     if not path.exists():
         return None
     return {

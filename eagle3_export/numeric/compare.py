@@ -1,7 +1,7 @@
 """Proof of one export by numbers: speculators' own model and SGLang's own class on the same inputs.
 
 Runs where speculators and sglang are both installed, on the CPU and in float32, in a process of its own
-(`numeric_worker`), so that nothing heavy is imported here.
+(`worker`), so that nothing heavy is imported here.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def compare(cases: Sequence[NumericCase], *, timeout: float = 1800) -> list[Nume
 
 
 def _run_worker(cases: list[NumericCase], *, plugin: bool, timeout: float) -> list[NumericReport]:
-    command = [sys.executable, "-W", "ignore", "-m", "eagle3_export.numeric_worker"]
+    command = [sys.executable, "-W", "ignore", "-m", "eagle3_export.numeric.worker"]
     environment = {
         **os.environ,
         "SGLANG_USE_CPU_ENGINE": "1",

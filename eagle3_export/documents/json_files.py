@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from eagle3_export.documents.schema import SCHEMA_VERSION, ExportIndex, ExportMetadata
 from eagle3_export.errors import ExportInvalidError
-from eagle3_export.schema import SCHEMA_VERSION, ExportIndex, ExportMetadata
 from eagle3_export.storage.regular_file import read_regular_file
 
 MAX_DOCUMENT_BYTES = 16 << 20

@@ -12,8 +12,8 @@ import typer
 from eagle3_export.errors import Eagle3ExportError, IncompatibleDraftError, UsageError
 
 if TYPE_CHECKING:
+    from eagle3_export.compatibility.findings import Finding
     from eagle3_export.convert import Conversion
-    from eagle3_export.findings import Finding
 
 Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON on stdout.")]
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from eagle3_export.checkpoint import Checkpoint
+from eagle3_export.speculators_format.checkpoint import Checkpoint
+from eagle3_export.speculators_format.run_files import INTERRUPTED, VAL_METRICS_FILE, epoch_of
 
 SaveKind = Literal["end_of_epoch", "mid_epoch", "interrupted", "best", "unknown"]
 
-INTERRUPTED = "interrupted"
-VAL_METRICS_FILE = "val_metrics.json"
 NOT_WRITTEN = (
     "The checkpoint has no val_metrics.json: the trainer writes it only for an epoch that becomes the best."
 )
@@ -50,8 +48,7 @@ def save_point(checkpoint: Checkpoint) -> SavePoint:
     if state is not None:
         kind: SaveKind = "mid_epoch" if state.local_step else "end_of_epoch"
         return SavePoint(kind, state.epoch, state.local_step, state.global_step)
-    epoch = int(name) if re.fullmatch(r"\d{1,18}", name) else None
-    return SavePoint("best" if checkpoint.val_metrics else "unknown", epoch, None, None)
+    return SavePoint("best" if checkpoint.val_metrics else "unknown", epoch_of(name), None, None)
 
 
 def validation_metrics(checkpoint: Checkpoint) -> tuple[Mapping[str, Any] | None, str | None]:

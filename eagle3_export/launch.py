@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from eagle3_export.compatibility.findings import Finding
+from eagle3_export.documents.depth import recommend_depth
+from eagle3_export.documents.metadata import ExportMetadata, read_metadata
 from eagle3_export.errors import CheckpointError, ExportInvalidError, UsageError
-from eagle3_export.estimates.depth import recommend_depth
-from eagle3_export.findings import Finding
-from eagle3_export.metadata import ExportMetadata, read_metadata
 from eagle3_export.sglang.exported import read_exported_draft
-from eagle3_export.sglang.launch import launch_arguments, launch_command
+from eagle3_export.sglang.server_arguments import launch_arguments, launch_command
 from eagle3_export.sglang.target import ServingTarget
 from eagle3_export.speculators_format.fields import read_json_object
 from eagle3_export.speculators_format.verifier import read_verifier

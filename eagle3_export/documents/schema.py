@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
-from eagle3_export.acceptance import AcceptanceEstimate, AccuracySource
+from eagle3_export.estimates.acceptance import AcceptanceEstimate, AccuracySource
 
 SCHEMA_VERSION = 1
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from eagle3_export.acceptance import DepthEstimate
-from eagle3_export.schema import ExportMetadata, Measurement
+from eagle3_export.documents.schema import ExportMetadata, Measurement
+from eagle3_export.estimates.acceptance import DepthEstimate
 
 _TAGS = ["eagle3", "speculative-decoding", "draft-model", "sglang", "speculators"]
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")  # owner/name, as the hub allows it

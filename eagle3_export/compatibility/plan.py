@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from eagle3_export.assessment import Assessment, assess, unmet_needs
-from eagle3_export.checkpoint import Checkpoint
+from eagle3_export.compatibility.findings import Finding, finding
+from eagle3_export.compatibility.rules import Assessment, assess, unmet_needs
 from eagle3_export.errors import IncompatibleDraftError
-from eagle3_export.findings import Finding, finding
 from eagle3_export.sglang.capabilities import capabilities, releases_up_to
 from eagle3_export.sglang.config import PLUGIN_ARCHITECTURE, STOCK_ARCHITECTURE, translate_config
-from eagle3_export.sglang.launch import launch_arguments
 from eagle3_export.sglang.names import dropped_names, translate_names
 from eagle3_export.sglang.rope import rope_findings
+from eagle3_export.sglang.server_arguments import launch_arguments
 from eagle3_export.sglang.target import ServingTarget
+from eagle3_export.speculators_format.checkpoint import Checkpoint
 from eagle3_export.speculators_format.draft import Draft
 from eagle3_export.speculators_format.training_config import DraftSource, draft_from_training
 from eagle3_export.speculators_format.verifier import Verifier

@@ -8,18 +8,10 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata as installed
 from typing import Any
 
-from eagle3_export import __version__
-from eagle3_export.acceptance import (
-    DEFAULT_NUM_STEPS,
-    NO_ACCURACIES,
-    AccuracySource,
-    Coverage,
-    estimate_acceptance,
-    step_accuracies,
-)
-from eagle3_export.documents import read_index, read_metadata, to_json, utc_now
-from eagle3_export.index import build_index, choose_best, in_training_order
-from eagle3_export.schema import (
+from eagle3_export._version import __version__
+from eagle3_export.documents.index import build_index, choose_best, in_training_order
+from eagle3_export.documents.json_files import read_index, read_metadata, to_json, utc_now
+from eagle3_export.documents.schema import (
     ExportIndex,
     ExportMetadata,
     FindingRecord,
@@ -29,6 +21,14 @@ from eagle3_export.schema import (
     Serving,
     Source,
     Weights,
+)
+from eagle3_export.estimates.acceptance import (
+    DEFAULT_NUM_STEPS,
+    NO_ACCURACIES,
+    AccuracySource,
+    Coverage,
+    estimate_acceptance,
+    step_accuracies,
 )
 
 __all__ = [

@@ -14,8 +14,8 @@ from eagle3_export.storage.regular_file import is_regular_file
 from eagle3_export.storage.retention import prune
 
 if TYPE_CHECKING:
-    from eagle3_export.acceptance import AccuracySource
-    from eagle3_export.metadata import ExportIndex, ExportMetadata
+    from eagle3_export.documents.metadata import ExportIndex, ExportMetadata
+    from eagle3_export.estimates.acceptance import AccuracySource
 
 LATEST = "latest"
 BEST = "best"
@@ -39,7 +39,7 @@ def refresh_outputs(
     Raises:
         StorageError: a pointer or the index could not be written, or an old export not be removed.
     """
-    from eagle3_export.metadata import build_index, choose_best, to_json
+    from eagle3_export.documents.metadata import build_index, choose_best, to_json
 
     output_dir = Path(output_dir)
     exports = read_exports(output_dir)
@@ -59,7 +59,7 @@ def refresh_outputs(
 
 def read_exports(output_dir: Path) -> list[ExportMetadata]:
     """The metadata of every published export; one that cannot be read is named in the log and left out."""
-    from eagle3_export.metadata import read_metadata
+    from eagle3_export.documents.metadata import read_metadata
 
     exports = []
     with os_errors("Listing the exports in", output_dir):
@@ -82,8 +82,8 @@ def read_exports(output_dir: Path) -> list[ExportMetadata]:
 def is_export_of(export: Path, checkpoint: Path) -> bool:
     """Whether `export` was made from the checkpoint as it is now: from its weights, whose modification time it shares
     (so that a clock set back does no harm), and at the same step where both say one."""
-    from eagle3_export.checkpoint import read_checkpoint
-    from eagle3_export.metadata import read_metadata
+    from eagle3_export.documents.metadata import read_metadata
+    from eagle3_export.speculators_format.checkpoint import read_checkpoint
 
     try:
         modified = (export / "model.safetensors").stat().st_mtime_ns
@@ -112,7 +112,7 @@ def update_metrics(
         ExportInvalidError: the export has no readable metadata.json.
         StorageError: it could not be replaced.
     """
-    from eagle3_export.metadata import NOT_VALIDATED, read_metadata, with_metrics
+    from eagle3_export.documents.metadata import NOT_VALIDATED, read_metadata, with_metrics
 
     metadata = with_metrics(
         read_metadata(export_dir), metrics, source=source, missing_reason=missing_reason or NOT_VALIDATED
@@ -127,8 +127,8 @@ def replace_documents(export_dir: Path, metadata: ExportMetadata) -> None:
     Raises:
         StorageError: one could not be replaced.
     """
-    from eagle3_export.metadata import to_json
-    from eagle3_export.model_card import render_model_card
+    from eagle3_export.documents.metadata import to_json
+    from eagle3_export.documents.model_card import render_model_card
 
     export_dir = neighbour(export_dir)
     replace_file(export_dir / "metadata.json", to_json(metadata))

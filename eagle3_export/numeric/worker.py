@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from eagle3_export.checkpoint import read_checkpoint
-from eagle3_export.numeric_kernels import NoKernels, PlainAttention
+from eagle3_export.numeric.kernels import NoKernels, PlainAttention
+from eagle3_export.speculators_format.checkpoint import read_checkpoint
 
 RESULT_PREFIX = "eagle3-export-numeric "
 SEED = 20

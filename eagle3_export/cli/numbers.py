@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from eagle3_export.cli_output import Json, echo, print_json, reporting
+from eagle3_export.cli.output import Json, echo, print_json, reporting
 from eagle3_export.errors import UsageError
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def _sweep(
 ) -> None:
     from rich.console import Console
 
-    from eagle3_export.launching import draft_arguments
+    from eagle3_export.launch import draft_arguments
     from eagle3_export.measure.sweep import DEFAULT_TEMPLATE, Sweep, sweep_depths
 
     if target is None:

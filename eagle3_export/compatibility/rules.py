@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from eagle3_export.findings import Finding, Level, finding
+from eagle3_export.compatibility.findings import Finding, Level, finding
 from eagle3_export.sglang.aux_layer_table import TARGET_CLASSES
 from eagle3_export.sglang.aux_layers import AuxEncoding, encode_aux_layer_ids, first_supporting
 from eagle3_export.sglang.capabilities import (
@@ -18,8 +18,8 @@ from eagle3_export.sglang.capabilities import (
     capabilities,
     parse_version,
 )
-from eagle3_export.sglang.launch import window_argument
 from eagle3_export.sglang.rope import SHARED_TYPES, context_length, rope_fields, rope_findings
+from eagle3_export.sglang.server_arguments import window_argument
 from eagle3_export.sglang.target import ServingTarget
 from eagle3_export.speculators_format.draft import Draft
 

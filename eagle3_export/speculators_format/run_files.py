@@ -1,0 +1,69 @@
+"""The names on disk of a speculators run: its files, its checkpoint directories, and the hub's cache."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from eagle3_export.errors import CheckpointError
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+WEIGHTS_INDEX_FILE = "model.safetensors.index.json"
+TRAINING_STATE_FILE = "training_state.json"
+VAL_METRICS_FILE = "val_metrics.json"
+OPTIMIZER_FILE = "optimizer_state_dict.pt"
+RUN_FILE = "run.yaml"
+
+INTERRUPTED = "interrupted"
+BEST_LINK = "checkpoint_best"
+
+
+def epoch_of(name: str) -> int | None:
+    """The epoch that a checkpoint directory of this name holds, or None if the name is no number."""
+    return int(name) if re.fullmatch(r"[0-9]{1,18}", name) else None
+
+
+def find_checkpoints(save_path: str | Path) -> list[Path]:
+    """All checkpoint directories of a run: the numbered ones in order, then `interrupted`.
+
+    Links such as `checkpoint_best` and `epoch0_end` point to directories listed already.
+
+    Raises:
+        CheckpointError: `save_path` is not a readable directory.
+    """
+    save_path = Path(save_path)
+    try:
+        children = [child for child in save_path.iterdir() if child.is_dir() and not child.is_symlink()]
+        numbered = [child for child in children if epoch_of(child.name) is not None]
+        numbered.sort(key=lambda child: (epoch_of(child.name), child.name))
+        interrupted = [child for child in children if child.name == INTERRUPTED]
+        ordered = numbered + interrupted
+        return [directory for directory in ordered if _has_weights(directory)]
+    except OSError as error:
+        raise CheckpointError(
+            f"{save_path} cannot be listed: {error.strerror or error}.",
+            remedy="Name the save_path of a training run.",
+        ) from error
+
+
+def _has_weights(directory: Path) -> bool:
+    return (directory / WEIGHTS_FILE).exists() or (directory / WEIGHTS_INDEX_FILE).exists()
+
+
+def is_hub_id(name: str) -> bool:
+    return re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None
+
+
+def cached_snapshot(name: str) -> Path | None:
+    """The directory of a hub model in the local cache, or None. Never the network."""
+    if not is_hub_id(name):
+        return None
+    from huggingface_hub import try_to_load_from_cache  # costs import time, so only here
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        config = try_to_load_from_cache(name, CONFIG_FILE)
+    except HFValidationError:
+        return None
+    return Path(config).parent if isinstance(config, str) else None
