@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-requirements=tests/sglang_cpu/requirements.txt
+requirements=tests/support/sglang_cpu/requirements.txt
 # What sglang 0.5.23 pins. Its wheel is installed without its dependencies, most of which are GPU kernels.
 pins=(speculators==0.9.0 torch==2.14.1 transformers==5.19.0)
 sglang=sglang==0.5.23

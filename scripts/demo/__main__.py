@@ -18,7 +18,7 @@ from rich.rule import Rule
 from eagle3_export.documents.metadata import read_metadata
 from scripts.demo.results import Served, results_table
 from scripts.demo.world import DEMO, held_out_prompts, train_verifier, write_offline_data
-from tests.sglang_cpu import serve
+from tests.support.sglang_cpu import serve
 
 CONFIG = Path("configs/demo.yaml")
 NUM_PROMPTS = 24

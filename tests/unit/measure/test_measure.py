@@ -1,0 +1,484 @@
+"""Measurements: against real SGLang on the CPU, and the refusals that only a stand-in can provoke."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+
+from eagle3_export.documents.metadata import build_index, read_index, read_metadata, to_json
+from eagle3_export.errors import MeasurementError, UsageError
+from eagle3_export.measure import sweep as sweeping
+from eagle3_export.measure.counts import Counts, check, from_histogram
+from eagle3_export.measure.measurement import measure, measure_baseline, record
+from eagle3_export.measure.sweep import Sweep, running_server, sweep_depths
+from eagle3_export.measure.workload import Prompt, Workload, read_prompts
+from tests.support.stand_in_server import running, sglang
+from tests.unit.documents.test_metadata import GOOD, export
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def draft(tmp_path):
+    """An export in a run's output directory."""
+    metadata = export("0", metrics=GOOD)
+    directory = tmp_path / "out" / "0"
+    directory.mkdir(parents=True)
+    (directory / "metadata.json").write_bytes(to_json(metadata))
+    (directory / "README.md").write_text("old")
+    (tmp_path / "out" / "index.json").write_bytes(to_json(build_index([metadata])))
+    return directory
+
+
+def workload(*prompts, **changes):
+    return Workload([Prompt(text=text) for text in prompts or ("a", "b")], "prompts.txt", **changes)
+
+
+def files_of(directory):
+    return {path: path.read_bytes() for path in directory.parent.rglob("*") if path.is_file()}
+
+
+class TestSGLang:
+    def test_counts_are_summed_and_the_warm_up_is_not_counted(self, draft):
+        with running(sglang(str(draft), histogram=(2, 1, 3, 4))) as server:
+            found = measure(draft, server.url, workload("a", "b", max_new_tokens=64))
+        # by hand: 10 verify steps accept 0+1+6+12 = 19 drafts; 8, 7 and 4 of the steps accept 1, 2 and 3 or more
+        assert found.acceptance_length == pytest.approx(2.9)
+        assert found.accepted_per_position == pytest.approx([0.8, 0.7, 0.4])
+        assert found.acceptance_length == pytest.approx(1 + sum(found.accepted_per_position))
+        assert (found.verify_steps, found.prompts, found.num_steps) == (20, 2, 3)
+        assert found.reported_acceptance_length == pytest.approx(29 / 10)
+        limits = [
+            body["sampling_params"]["max_new_tokens"] for path, body in server.requests if path == "/generate"
+        ]
+        assert limits == [8, 64, 64]
+
+    def test_a_speed_up_above_the_acceptance_length_is_noise(self, draft):
+        with running(sglang(str(draft))) as server:
+            noisy = measure(draft, server.url, workload(), baseline_tokens_per_second=1e-9)
+            sound = measure(draft, server.url, workload(), baseline_tokens_per_second=1e9)
+        assert noisy.speedup is None
+        assert "the machine was busy" in noisy.reasons["speedup"]
+        assert sound.speedup == pytest.approx(sound.tokens_per_second / 1e9)
+
+    def test_chat_prompts_go_through_the_servers_template(self, draft):
+        answers = sglang(str(draft))
+        answers["/v1/chat/completions"] = {"choices": [answers["/generate"]]}
+        prompt = Prompt(messages=({"role": "user", "content": "Hi"},))
+        with running(answers) as server:
+            assert measure(draft, server.url, Workload([prompt], "chat")).acceptance_length == pytest.approx(
+                2.9
+            )
+        body = server.requests[-1][1]
+        assert body["messages"] == [{"role": "user", "content": "Hi"}]
+        assert body["return_meta_info"] is True
+
+    def test_a_release_that_reports_verify_steps_only(self, draft):
+        answers = sglang(str(draft)) | {
+            "/generate": {"meta_info": {"completion_tokens": 30, "spec_verify_ct": 10}}
+        }
+        answers["/get_server_info"] = answers.pop("/server_info")
+        with running(answers) as server:
+            found = measure(draft, server.url, workload())
+        assert (found.acceptance_length, found.accepted_per_position) == (3.0, None)
+        assert "does not report accepted drafts" in found.reasons["accepted_per_position"]
+
+    def test_what_is_recorded_reaches_metadata_card_and_index(self, draft):
+        with running(sglang(str(draft))) as server:
+            record(draft, measure(draft, server.url, workload(), baseline_tokens_per_second=1.0))
+        assert read_metadata(draft).measured.acceptance_length == pytest.approx(2.9)
+        assert "2.90" in (draft / "README.md").read_text()
+        (entry,) = read_index(draft.parent).exports
+        assert (entry.measured_acceptance_length, entry.measured_num_steps) == (pytest.approx(2.9), 3)
+
+
+@contextlib.contextmanager
+def pointer_to(draft):
+    link = draft.parent / "latest"
+    link.symlink_to(draft.name)
+    yield str(link)
+
+
+class TestRefusals:
+    """Every one of them leaves the export as it was."""
+
+    @pytest.mark.parametrize(
+        ("change", "named"),
+        [
+            ({"speculative_algorithm": None}, "without speculation"),
+            ({"speculative_algorithm": "NGRAM"}, "NGRAM"),
+            ({"speculative_draft_model_path": "/elsewhere"}, "runs the draft /elsewhere"),
+            ({"speculative_draft_model_path": None}, "does not say which draft"),
+        ],
+    )
+    def test_a_server_that_does_not_run_this_export(self, draft, change, named):
+        self.refused(draft, sglang(str(draft), **change), named)
+
+    def test_a_server_started_with_a_pointer(self, draft):
+        with pointer_to(draft) as link:
+            self.refused(draft, sglang(link), "a pointer that may have moved")
+
+    @pytest.mark.parametrize(
+        ("answer", "named"),
+        [
+            (500, "status 500"),
+            (404, "has no /generate"),
+            (b"<html>", "something else than a JSON object"),
+            ([], "something else than a JSON object"),
+            ({}, "no meta_info"),
+            ({"meta_info": {"completion_tokens": "many"}}, "no meta_info"),
+            ({"meta_info": {"completion_tokens": 5}}, "verified no draft"),
+        ],
+    )
+    def test_a_request_that_fails(self, draft, answer, named):
+        self.refused(draft, sglang(str(draft)) | {"/generate": answer}, named)
+
+    @pytest.mark.parametrize(
+        "meta",
+        [
+            {
+                "spec_verify_ct": 10,
+                "spec_num_correct_drafts": 19,
+                "spec_correct_drafts_histogram": [2, 1, 3, 3],
+            },
+            {
+                "spec_verify_ct": 10,
+                "spec_num_correct_drafts": 18,
+                "spec_correct_drafts_histogram": [2, 1, 3, 4],
+            },
+            {
+                "spec_verify_ct": 10,
+                "spec_num_correct_drafts": 23,
+                "spec_correct_drafts_histogram": [2, 1, 3, 3, 1],
+            },
+            {"spec_verify_ct": 10, "spec_num_correct_drafts": 31},
+        ],
+    )
+    def test_counters_that_contradict_each_other(self, draft, meta):
+        answers = sglang(str(draft)) | {"/generate": {"meta_info": {"completion_tokens": 29} | meta}}
+        self.refused(draft, answers, "server")
+
+    def test_a_server_that_dies_half_way(self, draft):
+        answered = []
+
+        def answer(_):
+            answered.append(None)
+            return sglang(str(draft))["/generate"] if len(answered) < 3 else 503
+
+        self.refused(draft, sglang(str(draft)) | {"/generate": answer}, "status 503")
+
+    def test_no_server(self, draft):
+        before = files_of(draft)
+        with pytest.raises(MeasurementError, match="got no answer"):
+            measure(draft, "http://127.0.0.1:9", workload())
+        assert files_of(draft) == before
+
+    def test_something_else_than_a_server_of_ours(self, draft):
+        self.refused(draft, {"/server_info": {"name": "nginx"}}, "neither an SGLang nor a vLLM server")
+
+    def test_a_baseline_that_speculates(self, draft):
+        with (
+            running(sglang(str(draft))) as server,
+            pytest.raises(MeasurementError, match="speculates with EAGLE3"),
+        ):
+            measure_baseline(server.url, workload())
+
+    def test_no_address(self, draft):
+        with pytest.raises(UsageError, match="no server address"):
+            measure(draft, "localhost:30000", workload())
+
+    def refused(self, draft, answers, named):
+        before = files_of(draft)
+        with running(answers) as server, pytest.raises(MeasurementError, match=named):
+            record(draft, measure(draft, server.url, workload()))
+        assert files_of(draft) == before
+
+
+class VLLM:
+    """vLLM's counters, kept by the Prometheus client it uses, under the names it gives them."""
+
+    def __init__(self, draft, others=0):
+        self.registry = CollectorRegistry()
+        labels = ["model_name", "engine"]
+        self.drafts, self.accepted, self.tokens = (
+            Counter(name, name, labels, registry=self.registry).labels("m", "0")
+            for name in (
+                "vllm:spec_decode_num_drafts",
+                "vllm:spec_decode_num_accepted_tokens",
+                "vllm:generation_tokens",
+            )
+        )
+        per_position = Counter(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "per position",
+            [*labels, "position"],
+            registry=self.registry,
+        )
+        self.positions = [per_position.labels("m", "0", str(k)) for k in range(3)]
+        self.others = others
+        config = {
+            "speculative_config": {"method": "eagle3", "model": str(draft), "num_speculative_tokens": 3}
+        }
+        self.answers = {
+            "/metrics": lambda _: generate_latest(self.registry),
+            "/v1/models": {"data": [{"id": "m", "root": "org/verifier"}]},
+            "/version": {"version": "0.12.0"},
+            "/server_info?config_format=json": {"vllm_config": config},
+            "/v1/completions": self.complete,
+        }
+
+    def complete(self, _):
+        """10 verify steps that accept 0, 1, 2 and 3 drafts 2, 1, 3 and 4 times."""
+        self.drafts.inc(10)
+        self.accepted.inc(19)
+        for position, count in zip(self.positions, (8, 7, 4), strict=True):
+            position.inc(count)
+        self.tokens.inc(29 + self.others)
+        return {"usage": {"completion_tokens": 29}}
+
+
+class TestVLLM:
+    def test_what_the_counters_gained_is_the_measurement(self, draft):
+        vllm = VLLM(draft)
+        vllm.complete(None)  # somebody else, earlier
+        with running(vllm.answers) as server:
+            found = measure(draft, server.url, workload("a", "b", "c"))
+        assert (found.server, found.server_version, found.verify_steps) == ("vllm", "0.12.0", 30)
+        assert found.acceptance_length == pytest.approx(2.9)
+        assert found.accepted_per_position == pytest.approx([0.8, 0.7, 0.4])
+
+    def test_other_traffic_makes_it_no_measurement(self, draft):
+        with (
+            running(VLLM(draft, others=5).answers) as server,
+            pytest.raises(MeasurementError, match="nobody else"),
+        ):
+            measure(draft, server.url, workload())
+
+    def test_a_server_that_does_not_tell_its_draft(self, draft):
+        answers = VLLM(draft).answers
+        del answers["/server_info?config_format=json"]
+        with running(answers) as server, pytest.raises(MeasurementError, match="VLLM_SERVER_DEV_MODE=1"):
+            measure(draft, server.url, workload())
+
+
+@given(st.lists(st.integers(0, 50), min_size=2, max_size=9).filter(any))
+def test_length_is_one_plus_the_sum_over_positions_for_any_histogram(histogram):
+    depth, steps = len(histogram) - 1, sum(histogram)
+    accepted = sum(n * count for n, count in enumerate(histogram))
+    counts = Counts(accepted + steps, steps, accepted, from_histogram(histogram, depth))
+    check(counts, depth)
+    assert counts.acceptance_length == pytest.approx(1 + sum(counts.per_position))
+
+
+def stand_in(**changes):
+    template = f"{sys.executable} -m tests.support.stand_in_server --port {{port}} {{speculative}}"
+    options = {"template": template, "start_timeout": 60.0} | changes
+    return Sweep(target="org/verifier", **options)
+
+
+def speculative(draft):
+    return lambda depth: ["--speculative-draft-model-path", str(draft), "--speculative-num-steps", str(depth)]
+
+
+class TestSweep:
+    def test_one_server_per_depth_and_a_baseline(self, draft, monkeypatch):
+        monkeypatch.chdir(REPOSITORY)
+        said = []
+        result = sweep_depths(
+            draft, [3, 1], workload(), stand_in(arguments=speculative(draft)), say=said.append
+        )
+        # depth K: of 2 + (K-1) + K steps one accepts 1…K-1 drafts each and K accept K: 12/7 at 3, 1/3 at 1
+        lengths = [(m.num_steps, m.acceptance_length) for m in result.measurements]
+        assert lengths == [(3, pytest.approx(1 + 12 / 7)), (1, pytest.approx(1 + 1 / 3))]
+        assert result.baseline_tokens_per_second > 0
+        assert all(m.speedup or "busy" in m.reasons["speedup"] for m in result.measurements)
+        assert [m.num_steps for m in read_metadata(draft).measured.measurements] == [1, 3]
+        assert "baseline" in said[0]
+        json.dumps(result.as_dict(), allow_nan=False)
+
+    def test_a_server_that_does_not_start_is_named_with_its_log(self, draft):
+        failing = stand_in(
+            arguments=speculative(draft),
+            template=f"{sys.executable} -c 'raise SystemExit(\"no GPU\")' {{port}} {{speculative}}",
+        )
+        with pytest.raises(MeasurementError, match=r"(?s)ended with status 1.*no GPU"):
+            sweep_depths(draft, [3], workload(), failing)
+
+    def test_the_baseline_runs_in_the_dtype_that_the_draft_asks_for(self, draft, monkeypatch):
+        monkeypatch.chdir(REPOSITORY)
+        told = []
+
+        @contextlib.contextmanager
+        def spied(sweep, arguments):
+            told.append(list(arguments))
+            with running_server(sweep, [word for word in arguments if word not in dtype]) as url:
+                yield url
+
+        dtype = ["--dtype", "float32"]
+        monkeypatch.setattr(sweeping, "running_server", spied)
+        asked = stand_in(arguments=lambda depth: [*speculative(draft)(depth), *dtype])
+        sweep_depths(draft, [3], workload(), asked)
+        assert told[0] == dtype
+        assert told[1][-2:] == dtype
+
+    def test_a_server_that_stays_silent_is_stopped(self, draft):
+        silent = stand_in(
+            arguments=speculative(draft),
+            template=f"{sys.executable} -c 'import time; time.sleep(600)' {{port}} {{speculative}}",
+            start_timeout=0.2,
+        )
+        with pytest.raises(MeasurementError, match="did not answer"):
+            sweep_depths(draft, [3], workload(), silent, baseline=False)
+
+    def test_the_server_is_gone_afterwards(self, draft, monkeypatch):
+        monkeypatch.chdir(REPOSITORY)
+        with running_server(stand_in(arguments=speculative(draft)), []) as url:
+            assert urllib.request.urlopen(url + "/health", timeout=10).status == 200
+        with pytest.raises(OSError, match="refused"):
+            urllib.request.urlopen(url + "/health", timeout=10)
+
+    @pytest.mark.parametrize("template", ["server {port}", "server {speculative}", "server"])
+    def test_a_template_without_its_placeholders(self, draft, template):
+        with pytest.raises(UsageError, match="launch template has no"):
+            sweep_depths(draft, [3], workload(), stand_in(arguments=speculative(draft), template=template))
+
+    @pytest.mark.parametrize("depths", [[], [0], [3, -1]])
+    def test_depths_that_are_none(self, draft, depths):
+        with pytest.raises(UsageError, match="depths of at least 1"):
+            sweep_depths(draft, depths, workload(), stand_in(arguments=speculative(draft)))
+
+
+class TestPrompts:
+    @pytest.mark.parametrize(
+        ("name", "content", "expected"),
+        [
+            ("p.txt", "one\n\ntwo\n", [Prompt(text="one"), Prompt(text="two")]),
+            ("p.jsonl", '"one"\n{"prompt": "two"}\n', [Prompt(text="one"), Prompt(text="two")]),
+            (
+                "p.json",
+                '[{"turns": ["one", "two"]}, {"input_ids": [1, 2]}]',
+                [Prompt("one"), Prompt(input_ids=(1, 2))],
+            ),
+            (
+                "p.jsonl",
+                '{"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}',
+                [Prompt(messages=({"role": "user", "content": "Hi"},))],
+            ),
+        ],
+    )
+    def test_forms(self, tmp_path, name, content, expected):
+        (tmp_path / name).write_text(content)
+        assert read_prompts(tmp_path / name) == expected
+
+    def test_a_limit(self, tmp_path):
+        (tmp_path / "p.txt").write_text("one\ntwo\nthree\n")
+        assert len(read_prompts(tmp_path / "p.txt", limit=2)) == 2
+
+    @given(st.sampled_from(["p.txt", "p.json", "p.jsonl"]), st.binary(max_size=60))
+    def test_any_bytes_give_prompts_or_our_error(self, tmp_path_factory, name, content):
+        path = tmp_path_factory.mktemp("prompts") / name
+        path.write_bytes(content)
+        with contextlib.suppress(UsageError):
+            assert read_prompts(path)
+
+    @pytest.mark.parametrize(
+        "content", ["", "\n\n", "{}", "[1]", '[{"prompt": 3}]', '[{"input_ids": [1, "2"]}]', "[" * 100_000]
+    )
+    def test_what_is_no_prompt(self, tmp_path, content):
+        (tmp_path / "p.json").write_text(content)
+        with pytest.raises(UsageError):
+            read_prompts(tmp_path / "p.json")
+
+    def test_a_data_set(self, tmp_path):
+        datasets = pytest.importorskip("datasets")
+        from eagle3_export.measure.workload import dataset_prompts
+
+        datasets.Dataset.from_dict({"question": ["one", "two", "three"]}).to_parquet(
+            tmp_path / "train.parquet"
+        )
+        assert dataset_prompts(str(tmp_path), limit=2) == [Prompt(text="one"), Prompt(text="two")]
+        with pytest.raises(UsageError, match="cannot be loaded"):
+            dataset_prompts(str(tmp_path / "missing"))
+
+
+SERVER_OPTIONS = [
+    *("--device", "cpu", "--attention-backend", "intel_amx", "--dtype", "float32", "--random-seed", "0"),
+    *("--disable-radix-cache", "--mem-fraction-static", "0.05", "--max-total-tokens", "8192"),
+    *("--max-running-requests", "8", "--context-length", "1024", "--chunked-prefill-size", "1024"),
+    *("--skip-server-warmup", "--skip-tokenizer-init", "--log-level", "error"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.sglang
+def test_real_sglang_is_swept_and_the_measurement_is_what_its_engine_reports(tmp_path, monkeypatch):
+    """One depth on real SGLang, and the same prompts asked directly beside it."""
+    pytest.importorskip("sglang")
+    from eagle3_export.export import export_checkpoint
+    from eagle3_export.launch import draft_arguments
+    from tests.support.sglang_cpu import serve, toy
+
+    verifier = toy.make_verifier(tmp_path / "verifier")
+    export_dir = export_checkpoint(
+        toy.trained_draft(tmp_path / "draft", verifier, steps=40), tmp_path / "out" / "0"
+    ).directory
+    prompts = [tuple(map(int, prompt)) for prompt in toy.prompts(3)]
+    asked = Workload([Prompt(input_ids=ids) for ids in prompts], "toy", max_new_tokens=48, ignore_eos=True)
+    reported = []
+
+    def spy(export, url, workload, **options):
+        reported.extend(ask_directly(url, prompts, workload.max_new_tokens))
+        return measure(export, url, workload, **options)
+
+    monkeypatch.setattr(sweeping, "measure", spy)
+    for name, value in serve.environment().items():
+        monkeypatch.setenv(name, value)
+    sweep = Sweep(
+        target=str(verifier),
+        arguments=lambda depth: draft_arguments(export_dir, str(verifier), depth),
+        template=" ".join(
+            [
+                f"{sys.executable} -m sglang.launch_server --model-path {{target}} --host 127.0.0.1 --port {{port}}",
+                *SERVER_OPTIONS,
+                "{speculative}",
+            ]
+        ),
+    )
+    (found,) = sweep_depths(export_dir, [4], asked, sweep, baseline=False).measurements
+
+    steps = sum(meta["spec_verify_ct"] for meta in reported)
+    histogram = [sum((m["spec_correct_drafts_histogram"] + [0] * 5)[n] for m in reported) for n in range(5)]
+    accepted = sum(n * count for n, count in enumerate(histogram))
+    assert sum(histogram) == steps == found.verify_steps
+    assert found.acceptance_length == pytest.approx(1 + accepted / steps)
+    assert found.acceptance_length == pytest.approx(1 + sum(found.accepted_per_position))
+    assert found.reported_acceptance_length == pytest.approx(
+        sum(m["completion_tokens"] for m in reported) / steps
+    )
+    assert found.acceptance_length > 1.2
+    assert (found.num_steps, found.server_version, found.hardware) == (4, "0.5.23", "cpu")
+    assert read_metadata(export_dir).measured.measurements == [found]
+
+
+def ask_directly(url, prompts, max_new_tokens):
+    """SGLang's own meta_info for each prompt, greedy, without any code of ours."""
+    answers = []
+    for ids in prompts:
+        body = {
+            "input_ids": list(ids),
+            "sampling_params": {"temperature": 0.0, "max_new_tokens": max_new_tokens, "ignore_eos": True},
+        }
+        request = urllib.request.Request(
+            url + "/generate", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=300) as answer:
+            answers.append(json.load(answer)["meta_info"])
+    return answers

@@ -1,0 +1,349 @@
+"""Reports over runs whose numbers are known: terminal, CSV, JSON, page, picture, gate and depth advice."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from eagle3_export.documents.depth import recommend_depth
+from eagle3_export.documents.metadata import read_metadata, with_measurement
+from eagle3_export.documents.metadata import to_json as document
+from eagle3_export.errors import UsageError
+from eagle3_export.estimates.acceptance import Coverage
+from eagle3_export.report import figures, page, tabular, terminal
+from eagle3_export.report.gate import below, dropped, parse_max_drop
+from eagle3_export.report.runs import answers, read_run, read_runs
+from tests.unit.documents.test_metadata import export, measurement
+
+
+def accuracies(*full):
+    return {f"full_acc_{step}_epoch": value for step, value in enumerate(full)}
+
+
+def write_run(path: Path, *full_per_epoch, measured=()) -> Path:
+    """A run with one export per epoch; None for an epoch that was not validated. Measurements are of the last."""
+    for epoch, full in enumerate(full_per_epoch):
+        metadata = export(
+            str(epoch),
+            epoch=epoch,
+            step=100 * (epoch + 1),
+            metrics=None if full is None else accuracies(*full),
+        )
+        if epoch == len(full_per_epoch) - 1:
+            for changes in measured:
+                metadata = with_measurement(metadata, measurement(**changes))
+        directory = path / str(epoch)
+        directory.mkdir(parents=True)
+        (directory / "metadata.json").write_bytes(document(metadata))
+    return path
+
+
+@pytest.fixture
+def rising(tmp_path):
+    """Estimates 2.4, 2.8 and none; epoch 1 is best."""
+    return write_run(tmp_path / "rising", (0.7, 0.4, 0.3), (0.8, 0.6, 0.4), None)
+
+
+def shown(runs) -> str:
+    console = Console(width=160, file=io.StringIO())
+    console.print(terminal.render(runs))
+    return console.file.getvalue()
+
+
+class TestTerminal:
+    def test_best_is_marked_and_changes_are_against_the_epoch_before(self, rising):
+        cells = [line.split() for line in shown([read_run(rising)]).splitlines()]
+        assert ["0", "100", "0.7000", "2.400", "-", "-"] in cells
+        assert ["★", "1", "200", "0.8000", "2.800", "+0.400", "-"] in cells
+        assert ["2", "300", "-", "-", "-", "-"] in cells
+
+    def test_an_interrupted_run_fits_in_eighty_columns(self, rising):
+        metadata = read_metadata(rising / "1")
+        source = metadata.source.model_copy(update={"kind": "interrupted"})
+        cut = metadata.model_copy(update={"name": "interrupted", "global_step": 10000, "source": source})
+        (rising / "interrupted").mkdir()
+        (rising / "interrupted" / "metadata.json").write_bytes(document(cut))
+        console = Console(width=80, file=io.StringIO())
+        console.print(terminal.render([read_run(rising)]))
+        text = console.file.getvalue()
+        (row,) = (line for line in text.splitlines() if "interrupted" in line and "10000" in line)
+        assert row.split()[-1] == "cut"
+        assert "…" not in text
+
+    def test_runs_stand_beside_each_other(self, rising, tmp_path):
+        other = write_run(tmp_path / "other", (0.5, 0.2, 0.1))
+        text = shown(read_runs([rising, other]))
+        assert re.search(r"rising +1 +2\.800 +3 +validation", text)
+        assert re.search(r"other +0 +1\.800 +3 +validation", text)
+
+    def test_runs_of_one_name_are_told_apart(self, tmp_path):
+        runs = read_runs([write_run(tmp_path / name / "sglang", (0.5, 0.2)) for name in ("a", "b")])
+        assert [run.name for run in runs] == ["a/sglang", "b/sglang"]
+
+    def test_following_shows_an_export_that_appears(self, rising):
+        console = Console(width=160, file=io.StringIO(), force_terminal=True)
+        looks = []
+
+        def wait(_):
+            if looks:
+                raise KeyboardInterrupt
+            looks.append(None)
+            write_run(rising / "later", (0.9, 0.8, 0.7))
+            (rising / "later" / "0").rename(rising / "3")
+
+        terminal.follow([rising], console, wait=wait)
+        assert "3.400" in console.file.getvalue()
+
+    def test_nothing_to_report(self, tmp_path):
+        with pytest.raises(UsageError, match="holds no exports"):
+            read_run(tmp_path)
+        with pytest.raises(UsageError, match="is no directory"):
+            read_run(tmp_path / "missing")
+
+
+class TestAnswers:
+    def test_four_questions(self, tmp_path):
+        run = read_run(
+            write_run(
+                tmp_path / "run", (0.8, 0.6, 0.4), measured=[{"num_steps": 3, "acceptance_length": 2.5}]
+            )
+        )
+        which, depth, sure, true = (answer.answer for answer in answers(run))
+        assert (which, depth, sure) == ("epoch 0", "3 draft steps", "no interval")
+        assert true == "2.50 measured, estimated 2.80"
+
+    def test_before_any_validation_the_answer_is_why(self, tmp_path):
+        (answer,) = answers(read_run(write_run(tmp_path / "run", None)))
+        assert answer.answer == "not known yet"
+        assert "not been validated" in answer.detail
+
+
+class TestData:
+    def test_csv_has_a_row_per_export_and_a_column_per_depth(self, rising):
+        rows = list(csv.DictReader(io.StringIO(tabular.to_csv([read_run(rising)]))))
+        assert [row["export"] for row in rows] == ["0", "1", "2"]
+        assert float(rows[1]["acceptance_length_3"]) == pytest.approx(2.8)
+        assert float(rows[1]["acceptance_length_1"]) == pytest.approx(1.8)
+        assert rows[2]["estimated_acceptance_length"] == ""
+
+    def test_json_is_strict_and_explains_nulls(self, rising):
+        def refuse(name):
+            raise AssertionError(name)
+
+        (run,) = json.loads(tabular.to_json([read_run(rising)]), parse_constant=refuse)["runs"]
+        assert run["best"] == "1"
+        assert [entry["estimated_acceptance_length"] for entry in run["exports"]] == [
+            pytest.approx(2.4),
+            pytest.approx(2.8),
+            None,
+        ]
+        assert run["exports"][2]["reasons"]["estimated_acceptance_length"]
+
+
+class TestGate:
+    @pytest.mark.parametrize(("minimum", "problems"), [(2.5, 0), (2.8, 0), (2.81, 1)])
+    def test_the_estimate_must_reach_the_minimum(self, rising, minimum, problems):
+        assert len(below(read_run(rising), minimum - 1e-9)) == problems
+
+    def test_a_measurement_below_fails_whatever_the_estimate(self, tmp_path):
+        run = read_run(write_run(tmp_path / "run", (0.8, 0.6, 0.4), measured=[{"acceptance_length": 2.1}]))
+        (problem,) = below(run, 2.5)
+        assert "measured at 2.100" in problem
+
+    def test_a_shallower_measurement_does_not_count_against_it(self, tmp_path):
+        depths = [{"num_steps": 3, "acceptance_length": 2.7}, {"num_steps": 1, "acceptance_length": 1.7}]
+        assert below(read_run(write_run(tmp_path / "run", (0.8, 0.6, 0.4), measured=depths)), 2.5) == []
+
+    def test_an_unknown_number_passes_nothing(self, tmp_path):
+        assert below(read_run(write_run(tmp_path / "run", None)), 0.1)
+
+    @pytest.mark.parametrize(
+        ("allowed", "fails"), [("2%", True), ("4%", False), ("0.05", True), ("0.11", False), ("3.6%", False)]
+    )
+    def test_a_drop_against_a_baseline(self, tmp_path, allowed, fails):
+        baseline = read_run(write_run(tmp_path / "baseline", (0.8, 0.6, 0.4)))
+        run = read_run(write_run(tmp_path / "run", (0.75, 0.57, 0.38)))  # 2.7, 3.57 % less
+        assert bool(dropped(run, baseline, parse_max_drop(allowed))) == fails
+
+    def test_runs_of_different_depth_are_compared_at_the_baselines(self, tmp_path):
+        baseline = read_run(write_run(tmp_path / "baseline", (0.8, 0.6)))
+        run = read_run(write_run(tmp_path / "run", (0.8, 0.6, 0.4, 0.3)))
+        assert dropped(run, baseline, parse_max_drop("0%")) == []
+
+    def test_measurements_at_one_depth_are_compared_too(self, tmp_path):
+        full = (0.8, 0.6, 0.4)
+        baseline = read_run(write_run(tmp_path / "baseline", full, measured=[{"acceptance_length": 2.6}]))
+        run = read_run(write_run(tmp_path / "run", full, measured=[{"acceptance_length": 2.3}]))
+        (problem,) = dropped(run, baseline, parse_max_drop("2%"))
+        assert "2.300 measured at 3 draft steps" in problem
+
+    @pytest.mark.parametrize("text", ["", "2 percent", "2", "-1%", "100%", "nan", "1e3%"])
+    def test_what_is_no_drop(self, text):
+        with pytest.raises(UsageError):
+            parse_max_drop(text)
+
+
+class TestDepth:
+    # AL(K) of full_acc .8, .6, .4: 1.8, 2.4, 2.8, then + .4·(2/3)^n.
+    def test_a_given_cost_decides(self):
+        advice = recommend_depth(export(metrics=accuracies(0.8, 0.6, 0.4)), cost_ratio=0.4)
+        assert (advice.num_steps, advice.speedup) == (2, pytest.approx(2.4 / 1.8))
+
+    def test_free_drafts_are_drafted_deep(self):
+        assert recommend_depth(export(metrics=accuracies(0.8, 0.6, 0.4)), cost_ratio=0.0).num_steps == 16
+
+    @pytest.mark.parametrize(("cost_ratio", "extrapolated"), [(0.4, False), (0.05, True)])
+    def test_a_depth_beyond_the_trained_ones_says_so(self, cost_ratio, extrapolated):
+        reason = recommend_depth(export(metrics=accuracies(0.8, 0.6, 0.4)), cost_ratio=cost_ratio).reason
+        assert f"costs {cost_ratio} of a step without a draft" in reason
+        assert ("extrapolated beyond the 3 trained" in reason) == extrapolated
+
+    def test_without_cost_the_trained_depth_and_how_to_find_out(self):
+        advice = recommend_depth(export(metrics=accuracies(0.8, 0.6, 0.4)))
+        assert (advice.num_steps, advice.speedup) == (3, None)
+        assert "measure --sweep" in advice.reason
+
+    def test_of_measured_depths_the_fastest(self):
+        metadata = export(metrics=accuracies(0.8, 0.6, 0.4))
+        for depth, speed in ((3, 60.0), (5, 70.0), (10, 50.0)):
+            metadata = with_measurement(metadata, measurement(num_steps=depth, tokens_per_second=speed))
+        assert recommend_depth(metadata).num_steps == 5
+
+    @pytest.mark.parametrize(("speedups", "slower"), [((1.1, 1.3), False), ((0.5, 0.7), True)])
+    def test_drafts_that_slow_the_server_down_are_said_to(self, speedups, slower):
+        metadata = export(metrics=accuracies(0.8, 0.6, 0.4))
+        for depth, speedup in zip((1, 3), speedups, strict=True):
+            found = measurement(num_steps=depth, speedup=speedup, tokens_per_second=100 * speedup)
+            metadata = with_measurement(metadata, found)
+        assert ("Serving without a draft is faster." in recommend_depth(metadata).reason) == slower
+        assert "Serving without a draft is faster." in recommend_depth(metadata, cost_ratio=2.0).reason
+
+    def test_a_time_that_was_noise_does_not_decide(self):
+        metadata = export(metrics=accuracies(0.8, 0.6, 0.4))
+        noise = {"speedup": None, "tokens_per_second": 900.0, "reasons": {"speedup": "The machine was busy."}}
+        for depth, changes in (
+            (1, noise),
+            (3, {"speedup": 1.5}),
+            (5, {"speedup": 1.4, "tokens_per_second": 45.0}),
+        ):
+            metadata = with_measurement(metadata, measurement(num_steps=depth, **changes))
+        assert recommend_depth(metadata).num_steps == 3
+
+    def test_one_measured_speed_up_gives_the_cost(self):
+        # 2.8 tokens a step at 2.1 times the speed: a step costs 4/3, three draft steps 1/3, one 1/9.
+        metadata = with_measurement(
+            export(metrics=accuracies(0.8, 0.6, 0.4)),
+            measurement(acceptance_length=2.8, reported_acceptance_length=2.8, speedup=2.1),
+        )
+        assert metadata.measured.cost_ratio == pytest.approx(1 / 9)
+        # by hand: 2.1 at depth 3, 3.067 / 1.444 = 2.123 at 4, 3.244 / 1.556 = 2.086 at 5
+        assert recommend_depth(metadata).num_steps == 4
+
+    def test_without_any_number(self):
+        assert recommend_depth(export(metrics=None)).num_steps == 3
+
+
+@pytest.fixture
+def two_runs(rising, tmp_path):
+    pytest.importorskip("matplotlib")
+    measured = [
+        {"num_steps": depth, "acceptance_length": length, "speedup": speedup}
+        for depth, length, speedup in ((3, 2.3, 1.6), (5, 2.5, 1.7), (10, 2.6, 1.4))
+    ]
+    return [
+        rising,
+        write_run(tmp_path / "other <b>& $\\frac$", (0.75, 0.5, 0.4), (0.8, 0.62, 0.45), measured=measured),
+    ]
+
+
+class TestPage:
+    def test_it_stands_alone_and_escapes_what_it_shows(self, two_runs):
+        html = page.to_html(read_runs(two_runs))
+        assert "<script" not in html
+        assert (
+            re.findall(r'(?:src|href)="(?!#)[^"]*"', re.sub(r"<svg.*?</svg>", "", html, flags=re.DOTALL))
+            == []
+        )
+        assert "http" not in re.sub(r"http://www\.w3\.org/[\w./]+", "", html)
+        assert html.count("other &lt;b&gt;&amp; $\\frac$") >= 3
+        assert "<b>&</" not in html
+
+    def test_every_colour_of_the_charts_follows_the_page(self, two_runs):
+        html = page.to_html(read_runs(two_runs))
+        svg = "".join(re.findall(r"<svg.*?</svg>", html, flags=re.DOTALL))
+        assert set(re.findall(r"(?:fill|stroke): (#[0-9a-f]+)", svg)) == set()
+        styled = html.split("prefers-color-scheme: dark")[1].split("</style>")[0]
+        assert set(re.findall(r"var\((--[\w-]+)\)", svg)) - {"--font"} <= set(
+            re.findall(r"(--[\w-]+):", styled)
+        )
+
+    def test_the_picture_is_a_png_of_some_size(self, two_runs):
+        content = figures.to_png(read_runs(two_runs[:1]))
+        assert content.startswith(b"\x89PNG")
+        assert int.from_bytes(content[16:20], "big") > 1000
+
+    def test_a_run_without_numbers_has_charts_that_say_so(self, tmp_path):
+        pytest.importorskip("matplotlib")
+        html = page.to_html([read_run(write_run(tmp_path / "run", None))])
+        assert "No export has an estimate yet." in html
+        assert "Nothing has been measured yet." in html
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(("width", "scheme"), [(375, "light"), (1200, "dark")])
+    def test_in_chromium_nothing_is_wider_than_the_screen(self, two_runs, tmp_path, width, scheme):
+        browser = (
+            shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+        )
+        if browser is None:
+            pytest.skip("no Chromium here")
+        (tmp_path / "report.html").write_text(page.to_html(read_runs(two_runs)))
+        measured = in_browser(browser, tmp_path, width, scheme)
+        assert measured["wide"] <= measured["screen"] == width
+        assert measured["charts"] == 9
+        assert measured["background"] == {"light": "rgb(244, 243, 240)", "dark": "rgb(17, 17, 16)"}[scheme]
+
+
+def in_browser(browser: str, directory: Path, width: int, scheme: str) -> dict:
+    """Lay the page out in a frame of this width and read back how it came out."""
+    (directory / "frame.html").write_text(
+        f'<iframe id="f" src="report.html" style="width:{width}px;height:900px;border:0"></iframe>'
+        "<script>onload = () => { const d = f.contentDocument; document.body.textContent = JSON.stringify({"
+        "screen: d.documentElement.clientWidth, wide: d.documentElement.scrollWidth,"
+        "charts: [...d.querySelectorAll('figure svg')].filter(s => s.getBoundingClientRect().height > 100).length,"
+        "background: getComputedStyle(d.body).backgroundColor }) }</script>"
+    )
+    command = [
+        *(browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+        *(
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+            "--hide-scrollbars",
+        ),
+        *("--allow-file-access-from-files", f"--user-data-dir={directory / 'profile'}", "--dump-dom"),
+        f"--blink-settings=preferredColorScheme={0 if scheme == 'dark' else 1}",
+        (directory / "frame.html").as_uri(),
+    ]
+    dumped = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    return json.loads(re.search(r"<body>(\{.*?\})</body>", dumped)[1])
+
+
+def test_coverage_is_told_with_the_interval(tmp_path):
+    metrics = accuracies(0.8, 0.6, 0.4) | {f"full_acc_{step}_total": 1000 for step in range(3)}
+    directory = tmp_path / "run" / "0"
+    directory.mkdir(parents=True)
+    coverage = Coverage(tokens=100, covered=90, ratio=0.9, source="token_freq.pt")
+    (directory / "metadata.json").write_bytes(document(export(metrics=metrics, coverage=coverage)))
+    sure = answers(read_run(tmp_path / "run"))[2]
+    low, high = map(float, sure.answer.split(" to "))
+    # X accepted drafts: P(X>0..2) = .8 .6 .4, E[X] 1.8, E[X²] = .8 + 3·.6 + 5·.4 = 4.6, sd 1.166, / sqrt(1000) · 1.96
+    assert (low, high) == (pytest.approx(2.8 - 0.0723, abs=0.006), pytest.approx(2.8 + 0.0723, abs=0.006))
+    assert "2.50 when words outside the draft vocabulary are counted" in sure.detail
