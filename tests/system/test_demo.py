@@ -11,7 +11,7 @@ from scripts.demo.__main__ import engine_options
 from scripts.demo.corpus import read_corpus
 from scripts.demo.results import Served
 from scripts.demo.world import DEMO, held_out_prompts, train_verifier, write_offline_data
-from tests.unit.documents.test_metadata import export
+from tests.support.documents import export
 
 AUX_LAYER_IDS = [2, 4, 5]
 TINY = dataclasses.replace(

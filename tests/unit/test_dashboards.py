@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from eagle3_export.dashboards import METRIC_LOGGER, export_series, log_export, log_failure
-from tests.unit.documents.test_metadata import GOOD, export
+from tests.support.documents import GOOD, export
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MEASURED_ONCE = ("full_acc_0", "estimated_acceptance_length")  # known only after the epoch's validation

@@ -4,11 +4,29 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from eagle3_export.documents.metadata import read_metadata
 from eagle3_export.numeric import compare as numeric
+
+NUM_STEPS, NEW_TOKENS = 4, 40
+DRAFTS: dict[str, dict[str, Any]] = {
+    "exact_in_stock": {"draft_vocab": 96},
+    "all_that_stock_drops": {
+        "draft_vocab": 96,
+        "arch": "qwen3",
+        "layers": 2,
+        "attention_bias": True,
+        "embed_requires_grad": True,
+        "windows": [8, None],
+        "aux_layer_ids": (4,),
+        "norm_before_residual": True,
+        "norm_before_fc": True,
+        "norm_output": True,
+    },
+}
 
 WINDOW_FLAG = "--speculative-draft-window-size"
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from eagle3_export.export import export_checkpoint
 from tests.support.sglang_cpu import chain_drafting, serve, toy
-from tests.system.sglang.test_engine import DRAFTS, NEW_TOKENS, NUM_STEPS
+from tests.support.sglang_cpu.proof import DRAFTS, NEW_TOKENS, NUM_STEPS
 
 PROVING = {
     # the stock class with norm_before_residual honoured

@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 import json
-import struct
 from pathlib import Path
 from typing import Any
 
+from tests.support.drafts import read_tensors
+
 METRIC_PREFIX = "full_acc_"
-
-
-def read_raw_tensors(path: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
-    """Name -> (dtype, shape, bytes), decoded by hand from the published format of safetensors."""
-    content = path.read_bytes()
-    (length,) = struct.unpack("<Q", content[:8])
-    header = json.loads(content[8 : 8 + length])
-    data = content[8 + length :]
-    return {
-        name: (entry["dtype"], tuple(entry["shape"]), data[slice(*entry["data_offsets"])])
-        for name, entry in header.items()
-        if name != "__metadata__"
-    }
 
 
 def assert_same_weights(checkpoint: Path, export: Path) -> None:
     """The export holds the checkpoint's tensors bit for bit, under the names that SGLang's draft class reads."""
     expected = {
         name.replace("layers.0.", "midlayer.", 1): tensor
-        for name, tensor in read_raw_tensors(checkpoint / "model.safetensors").items()
+        for name, tensor in read_tensors(checkpoint / "model.safetensors").items()
     }
-    assert read_raw_tensors(export / "model.safetensors") == expected
+    assert read_tensors(export / "model.safetensors") == expected
 
 
 def metadata(export: Path) -> dict[str, Any]:
@@ -61,6 +49,21 @@ def checkpoints(save_path: Path) -> set[str]:
         for child in save_path.iterdir()
         if not child.is_symlink() and (child / "model.safetensors").is_file()
     }
+
+
+def output_of(save_path: Path) -> Path:
+    """The output directory that a run has unless it is told another."""
+    return save_path.with_name(save_path.name + "-sglang")
+
+
+def assert_mirrors(save_path: Path, names: set[str]) -> Path:
+    """Checkpoints and exports are those of that name, and bitwise equal."""
+    output = output_of(save_path)
+    assert checkpoints(save_path) == names
+    assert exports(output) == names
+    for name in names:
+        assert_same_weights(save_path / name, output / name)
+    return output
 
 
 def accuracies(validation: dict[str, float]) -> list[float]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.support.training.tiny_world import TinyWorld, train_arguments
 
@@ -61,3 +63,26 @@ def train(
     with recording() as records:
         status = main([*train_arguments(world, save_path, **changes), *extra])
     return status, records
+
+
+class NotTrainedError(Exception):
+    """Raised in place of training, to get hold of a trainer that was built and not run."""
+
+
+def with_trainer(world: TinyWorld, save_path: Path, use: Callable[[Any], None], **changes: Any) -> None:
+    """Have speculators' own ``main`` build a trainer, and hand it to `use` instead of running it."""
+    from speculators.train import cli
+    from speculators.train.config import TrainConfig
+
+    from eagle3_export.training.cpu_rehearsal import enable_cpu_rehearsal
+
+    enable_cpu_rehearsal()
+    original = cli.Trainer
+
+    def build(*args: Any, **kwargs: Any) -> Any:
+        use(original(*args, **kwargs))
+        raise NotTrainedError
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(NotTrainedError):
+        patch.setattr(cli, "Trainer", build)
+        cli.main(TrainConfig.resolve(train_arguments(world, save_path, **changes)))

@@ -17,30 +17,13 @@ from eagle3_export.config import ExportConfig
 from eagle3_export.export import export_checkpoint
 from eagle3_export.serving import plugin
 from tests.support.sglang_cpu import serve, toy
-from tests.support.sglang_cpu.proof import needs_sglang, window_flag
+from tests.support.sglang_cpu.proof import DRAFTS, NEW_TOKENS, NUM_STEPS, needs_sglang, window_flag
 from tests.support.training import tiny_world
 
 if TYPE_CHECKING:
     from tests.support.sglang_cpu.chain_drafting import Simulated
 
-NUM_STEPS, NEW_TOKENS = 4, 40
 TRAINED = "trained_by_the_command"
-
-DRAFTS: dict[str, dict[str, Any]] = {
-    "exact_in_stock": {"draft_vocab": 96},
-    "all_that_stock_drops": {
-        "draft_vocab": 96,
-        "arch": "qwen3",
-        "layers": 2,
-        "attention_bias": True,
-        "embed_requires_grad": True,
-        "windows": [8, None],
-        "aux_layer_ids": (4,),
-        "norm_before_residual": True,
-        "norm_before_fc": True,
-        "norm_output": True,
-    },
-}
 
 
 @dataclass

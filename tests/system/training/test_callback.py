@@ -6,7 +6,6 @@ import functools
 import itertools
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,41 +18,19 @@ from eagle3_export.errors import Eagle3ExportError, UsageError
 from eagle3_export.storage.lock import output_lock
 from eagle3_export.training import hollow_checkpoint, run_exports
 from tests.support.training.checks import (
+    assert_mirrors,
     assert_same_weights,
     checkpoints,
     exports,
     metadata,
+    output_of,
     published,
-    read_raw_tensors,
+    read_tensors,
 )
-from tests.support.training.recorder import Records, train
-from tests.support.training.tiny_world import TinyWorld, train_arguments
-from tests.system.training.test_saves import assert_mirrors, output_of
+from tests.support.training.recorder import Records, train, with_trainer
+from tests.support.training.tiny_world import TinyWorld
 
 pytestmark = [pytest.mark.slow, pytest.mark.training]
-
-
-class NotTrainedError(Exception):
-    """Raised in place of training, to get hold of a trainer that was built and not run."""
-
-
-def with_trainer(world: TinyWorld, save_path: Path, use: Callable[[Any], None], **changes: Any) -> None:
-    """Have speculators' own ``main`` build a trainer, and hand it to `use` instead of running it."""
-    from speculators.train import cli
-    from speculators.train.config import TrainConfig
-
-    from eagle3_export.training.cpu_rehearsal import enable_cpu_rehearsal
-
-    enable_cpu_rehearsal()
-    original = cli.Trainer
-
-    def build(*args: Any, **kwargs: Any) -> Any:
-        use(original(*args, **kwargs))
-        raise NotTrainedError
-
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(NotTrainedError):
-        patch.setattr(cli, "Trainer", build)
-        cli.main(TrainConfig.resolve(train_arguments(world, save_path, **changes)))
 
 
 def test_attach_by_hand(world: TinyWorld, save_path: Path, tmp_path: Path) -> None:
@@ -76,7 +53,7 @@ def test_attach_by_hand(world: TinyWorld, save_path: Path, tmp_path: Path) -> No
         hollow = tmp_path / "hollow"
         hollow.mkdir()
         hollow_checkpoint.write_hollow_checkpoint(trainer.model, hollow)
-        seen, saved = (read_raw_tensors(d / "model.safetensors") for d in (hollow, save_path / "2"))
+        seen, saved = (read_tensors(d / "model.safetensors") for d in (hollow, save_path / "2"))
         assert {n: t[:2] for n, t in seen.items()} == {n: t[:2] for n, t in saved.items()}
         assert {n: seen[n] for n in ("d2t", "t2d")} == {n: saved[n] for n in ("d2t", "t2d")}
 

@@ -11,15 +11,16 @@ import pytest
 
 from tests.support.training.checks import (
     accuracies,
+    assert_mirrors,
     checkpoints,
     expected_coverage,
     exported_accuracies,
     exports,
     metadata,
+    output_of,
 )
 from tests.support.training.harness import Run, accelerate_launch, slurm_script, start, start_forked
 from tests.support.training.tiny_world import TinyWorld, train_arguments
-from tests.system.training.test_saves import assert_mirrors, output_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.training]
 

@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 
 from eagle3_export.callback import SGLangExportCallback
-from tests.support.training.checks import metadata
-from tests.support.training.recorder import train
+from tests.support.training.checks import metadata, output_of
+from tests.support.training.recorder import train, with_trainer
 from tests.support.training.tiny_world import TinyWorld
-from tests.system.training.test_callback import with_trainer
-from tests.system.training.test_saves import output_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.training]
 

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.training.checks import checkpoints, metadata, published
+from tests.support.training.checks import assert_mirrors, checkpoints, metadata, output_of, published
 from tests.support.training.harness import as_srun, start_forked
 from tests.support.training.tiny_world import TinyWorld, train_arguments
-from tests.system.training.test_saves import assert_mirrors, output_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.training]
 

@@ -10,30 +10,18 @@ import yaml
 
 from tests.support.training.checks import (
     accuracies,
+    assert_mirrors,
     assert_same_weights,
     checkpoints,
     exported_accuracies,
     exports,
     metadata,
+    output_of,
 )
 from tests.support.training.recorder import train
 from tests.support.training.tiny_world import TinyWorld, train_flags
 
 pytestmark = [pytest.mark.slow, pytest.mark.training]
-
-
-def output_of(save_path: Path) -> Path:
-    return save_path.with_name(save_path.name + "-sglang")
-
-
-def assert_mirrors(save_path: Path, names: set[str]) -> Path:
-    """Checkpoints and exports are those of that name, and bitwise equal."""
-    output = output_of(save_path)
-    assert checkpoints(save_path) == names
-    assert exports(output) == names
-    for name in names:
-        assert_same_weights(save_path / name, output / name)
-    return output
 
 
 def test_end_of_epoch_then_resume_from_run_yaml(

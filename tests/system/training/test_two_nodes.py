@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.training.checks import assert_mirrors, output_of
 from tests.support.training.harness import MODULE, start
 from tests.support.training.tiny_world import TinyWorld, train_arguments
-from tests.system.training.test_saves import assert_mirrors, output_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.training]
 

@@ -18,12 +18,7 @@ from pydantic import ValidationError
 
 from eagle3_export.documents.metadata import (
     ExportMetadata,
-    Measurement,
-    Serving,
-    Source,
-    Weights,
     build_index,
-    build_metadata,
     choose_best,
     read_index,
     read_metadata,
@@ -36,69 +31,7 @@ from eagle3_export.estimates.acceptance import Coverage
 from eagle3_export.estimates.coverage import draft_vocabulary_coverage
 from eagle3_export.speculators_format.token_frequencies import read_token_frequencies, run_coverage
 from scripts.write_schemas import MODELS, SCHEMAS, schema_text
-
-GOOD = {"full_acc_0_epoch": 0.8, "full_acc_1_epoch": 0.6, "full_acc_2_epoch": 0.4, "loss_epoch": 1.5}
-
-
-def export(name="0", *, epoch=0, step=100, metrics=None, **changes) -> ExportMetadata:
-    values = {
-        "name": name,
-        "epoch": epoch,
-        "global_step": step,
-        "sglang": Serving(
-            runtime="stock",
-            version="0.5.23",
-            minimum_version="0.5.12",
-            architecture="LlamaForCausalLMEagle3",
-            launch_arguments=["--speculative-algorithm", "EAGLE3", "--speculative-num-steps", "3"],
-            findings=[],
-        ),
-        "source": Source(
-            checkpoint=f"checkpoints/{name}",
-            kind="end_of_epoch",
-            local_step=0,
-            speculators_version="0.9.0",
-            verifier="org/verifier",
-            size=1234,
-            digest=None,
-            reasons={"digest": "Not computed."},
-        ),
-        "weights": Weights(
-            tensors=16,
-            bytes=1234,
-            dtype="BF16",
-            copy_method="reflink",
-            bytes_copied=1000,
-            embed_tokens="kept",
-            seconds=0.5,
-        ),
-        "metrics": metrics,
-    }
-    return build_metadata(**(values | changes))
-
-
-def measurement(**changes) -> Measurement:
-    values = {
-        "acceptance_length": 2.5,
-        "num_steps": 3,
-        "topk": 1,
-        "verify_steps": 40,
-        "accepted_per_position": [0.8, 0.5, 0.2],
-        "reported_acceptance_length": 2.4,
-        "prompts": 8,
-        "prompt_source": "prompts.txt",
-        "completion_tokens": 100,
-        "sampling": {"temperature": 0.0},
-        "tokens_per_second": 50.0,
-        "concurrency": 1,
-        "speedup": 1.7,
-        "server": "sglang",
-        "server_version": "0.5.23",
-        "target": "org/verifier",
-        "hardware": "CPU",
-        "measured_at": "2026-01-01T00:00:00+00:00",
-    }
-    return Measurement(**(values | changes))
+from tests.support.documents import GOOD, export, measurement
 
 
 def strict(content: bytes):

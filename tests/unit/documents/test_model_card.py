@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from eagle3_export.documents.metadata import Serving, Source, with_measurement
 from eagle3_export.documents.model_card import render_model_card
 from eagle3_export.estimates.acceptance import Coverage
-from tests.unit.documents.test_metadata import GOOD, export, measurement
+from tests.support.documents import GOOD, export, measurement
 
 
 def source(verifier):

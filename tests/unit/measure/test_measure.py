@@ -20,8 +20,8 @@ from eagle3_export.measure.counts import Counts, check, from_histogram
 from eagle3_export.measure.measurement import measure, measure_baseline, record
 from eagle3_export.measure.sweep import Sweep, running_server, sweep_depths
 from eagle3_export.measure.workload import Prompt, Workload, read_prompts
+from tests.support.documents import GOOD, export
 from tests.support.stand_in_server import running, sglang
-from tests.unit.documents.test_metadata import GOOD, export
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 

@@ -21,7 +21,7 @@ from eagle3_export.estimates.acceptance import Coverage
 from eagle3_export.report import figures, page, tabular, terminal
 from eagle3_export.report.gate import below, dropped, parse_max_drop
 from eagle3_export.report.runs import answers, read_run, read_runs
-from tests.unit.documents.test_metadata import export, measurement
+from tests.support.documents import export, measurement
 
 
 def accuracies(*full):
