@@ -35,7 +35,7 @@ from eagle3_export.storage.sources import PinnedSources, open_sources
 from eagle3_export.storage.write import write_and_scan
 
 if TYPE_CHECKING:
-    from eagle3_export.documents.metadata import ExportMetadata
+    from eagle3_export.documents.schema import ExportMetadata
     from eagle3_export.estimates.acceptance import AccuracySource, Coverage
 
 WEIGHTS_FILE = "model.safetensors"
@@ -144,7 +144,8 @@ class PreparedExport:
         self.close()
 
     def _describe(self, written: WriteReport) -> ExportMetadata:
-        from eagle3_export.documents.metadata import FindingRecord, Serving, Source, Weights, build_metadata
+        from eagle3_export.documents.metadata import build_metadata
+        from eagle3_export.documents.schema import FindingRecord, Serving, Source, Weights
 
         draft, plan = self.checkpoint.draft, self.plan
         return build_metadata(
@@ -337,7 +338,7 @@ def _reasons(**pairs: tuple[Any, str]) -> dict[str, str]:
 
 
 def _write_documents(staged: Path, config: Mapping[str, Any], metadata: ExportMetadata) -> None:
-    from eagle3_export.documents.metadata import to_json
+    from eagle3_export.documents.json_files import to_json
     from eagle3_export.documents.model_card import render_model_card
 
     content = json.dumps(config, indent=2, allow_nan=False, ensure_ascii=False) + "\n"

@@ -9,7 +9,8 @@ from typing import Any
 
 from eagle3_export.compatibility.findings import Finding
 from eagle3_export.documents.depth import recommend_depth
-from eagle3_export.documents.metadata import ExportMetadata, read_metadata
+from eagle3_export.documents.json_files import read_metadata
+from eagle3_export.documents.schema import ExportMetadata
 from eagle3_export.errors import CheckpointError, ExportInvalidError, UsageError
 from eagle3_export.sglang.exported import read_exported_draft
 from eagle3_export.sglang.server_arguments import launch_arguments, launch_command

@@ -14,7 +14,7 @@ from eagle3_export.storage.regular_file import is_regular_file
 from eagle3_export.storage.retention import prune
 
 if TYPE_CHECKING:
-    from eagle3_export.documents.metadata import ExportIndex, ExportMetadata
+    from eagle3_export.documents.schema import ExportIndex, ExportMetadata
     from eagle3_export.estimates.acceptance import AccuracySource
 
 LATEST = "latest"
@@ -39,7 +39,8 @@ def refresh_outputs(
     Raises:
         StorageError: a pointer or the index could not be written, or an old export not be removed.
     """
-    from eagle3_export.documents.metadata import build_index, choose_best, to_json
+    from eagle3_export.documents.index import build_index, choose_best
+    from eagle3_export.documents.json_files import to_json
 
     output_dir = Path(output_dir)
     exports = read_exports(output_dir)
@@ -59,7 +60,7 @@ def refresh_outputs(
 
 def read_exports(output_dir: Path) -> list[ExportMetadata]:
     """The metadata of every published export; one that cannot be read is named in the log and left out."""
-    from eagle3_export.documents.metadata import read_metadata
+    from eagle3_export.documents.json_files import read_metadata
 
     exports = []
     with os_errors("Listing the exports in", output_dir):
@@ -82,7 +83,7 @@ def read_exports(output_dir: Path) -> list[ExportMetadata]:
 def is_export_of(export: Path, checkpoint: Path) -> bool:
     """Whether `export` was made from the checkpoint as it is now: from its weights, whose modification time it shares
     (so that a clock set back does no harm), and at the same step where both say one."""
-    from eagle3_export.documents.metadata import read_metadata
+    from eagle3_export.documents.json_files import read_metadata
     from eagle3_export.speculators_format.checkpoint import read_checkpoint
 
     try:
@@ -112,7 +113,8 @@ def update_metrics(
         ExportInvalidError: the export has no readable metadata.json.
         StorageError: it could not be replaced.
     """
-    from eagle3_export.documents.metadata import NOT_VALIDATED, read_metadata, with_metrics
+    from eagle3_export.documents.json_files import read_metadata
+    from eagle3_export.documents.metadata import NOT_VALIDATED, with_metrics
 
     metadata = with_metrics(
         read_metadata(export_dir), metrics, source=source, missing_reason=missing_reason or NOT_VALIDATED
@@ -127,7 +129,7 @@ def replace_documents(export_dir: Path, metadata: ExportMetadata) -> None:
     Raises:
         StorageError: one could not be replaced.
     """
-    from eagle3_export.documents.metadata import to_json
+    from eagle3_export.documents.json_files import to_json
     from eagle3_export.documents.model_card import render_model_card
 
     export_dir = neighbour(export_dir)

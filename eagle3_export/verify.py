@@ -199,7 +199,7 @@ def _require_model_card(directory: Path) -> None:
 
 
 def _read_metadata(directory: Path) -> Any:
-    from eagle3_export.documents.metadata import read_metadata
+    from eagle3_export.documents.json_files import read_metadata
 
     return read_metadata(directory / METADATA_FILE)
 

@@ -152,7 +152,7 @@ class RunWatcher:
             self._report(Conversion(str(self._save_path / name), None, error=error))
 
     def _refresh(self) -> bool:
-        from eagle3_export.documents.metadata import build_index
+        from eagle3_export.documents.index import build_index
 
         if not self._output_dir.is_dir():
             return True
@@ -167,7 +167,7 @@ class RunWatcher:
 
 def _add_metrics(export: Path, checkpoint: Path) -> bool:
     """The trainer validates after it has saved, and writes the metrics of an epoch only if it becomes the best."""
-    from eagle3_export.documents.metadata import read_metadata
+    from eagle3_export.documents.json_files import read_metadata
 
     metrics, _ = validation_metrics(read_checkpoint(checkpoint))
     if metrics is None or read_metadata(export).full_acc_0 is not None:

@@ -9,13 +9,9 @@ from importlib import metadata as installed
 from typing import Any
 
 from eagle3_export._version import __version__
-from eagle3_export.documents.index import build_index, choose_best, in_training_order
-from eagle3_export.documents.json_files import read_index, read_metadata, to_json, utc_now
+from eagle3_export.documents.json_files import utc_now
 from eagle3_export.documents.schema import (
-    ExportIndex,
     ExportMetadata,
-    FindingRecord,
-    IndexEntry,
     Measured,
     Measurement,
     Serving,
@@ -28,31 +24,8 @@ from eagle3_export.estimates.acceptance import (
     AccuracySource,
     Coverage,
     estimate_acceptance,
-    step_accuracies,
 )
-
-__all__ = [
-    "ExportIndex",
-    "ExportMetadata",
-    "FindingRecord",
-    "IndexEntry",
-    "Measured",
-    "Measurement",
-    "Serving",
-    "Source",
-    "Weights",
-    "build_index",
-    "build_metadata",
-    "choose_best",
-    "in_training_order",
-    "loaded_versions",
-    "read_index",
-    "read_metadata",
-    "to_json",
-    "utc_now",
-    "with_measurement",
-    "with_metrics",
-]
+from eagle3_export.estimates.accuracies import step_accuracies
 
 NOT_VALIDATED = "This checkpoint has not been validated yet."
 NOT_MEASURED = "Not measured on a server yet; `eagle3-export measure` does it."

@@ -20,19 +20,6 @@ from eagle3_export.estimates.accuracies import (
     step_accuracies,
 )
 
-__all__ = [
-    "AcceptanceEstimate",
-    "Coverage",
-    "DepthCost",
-    "DepthEstimate",
-    "StepAccuracies",
-    "best_depth",
-    "chain_accuracies",
-    "estimate_acceptance",
-    "length",
-    "step_accuracies",
-]
-
 Method = Literal["cumulative", "conditional", "geometric"]
 AccuracySource = Literal["validation", "training"]
 

@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from eagle3_export.documents.metadata import Measurement, read_metadata, utc_now, with_measurement
-from eagle3_export.documents.schema import ExportMetadata
+from eagle3_export.documents.json_files import read_metadata, utc_now
+from eagle3_export.documents.metadata import with_measurement
+from eagle3_export.documents.schema import ExportMetadata, Measurement
 from eagle3_export.errors import MeasurementError, StorageError
 from eagle3_export.measure.connection import Connection
 from eagle3_export.measure.counts import Counts, add, check

@@ -8,7 +8,7 @@ from importlib import resources
 from string import Template
 from typing import Any
 
-from eagle3_export.documents.metadata import utc_now
+from eagle3_export.documents.json_files import utc_now
 from eagle3_export.report.charts import RUN_CHARTS, Chart, charts
 from eagle3_export.report.figures import css_variables, to_svg
 from eagle3_export.report.runs import Run, answers

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eagle3_export.documents.depth import headline_measurement, recommend_depth
-from eagle3_export.documents.metadata import choose_best, in_training_order, read_metadata
+from eagle3_export.documents.index import choose_best, in_training_order
+from eagle3_export.documents.json_files import read_metadata
 from eagle3_export.documents.schema import ExportMetadata, Measurement
 from eagle3_export.errors import UsageError
 from eagle3_export.storage.faults import os_errors, resolved, shown

@@ -13,7 +13,7 @@ from typing import Any
 
 from eagle3_export.config import ExportConfig
 from eagle3_export.dashboards import log_export, log_failure
-from eagle3_export.documents.metadata import build_index
+from eagle3_export.documents.index import build_index
 from eagle3_export.errors import CheckpointError, Eagle3ExportError, IncompatibleDraftError, StorageError
 from eagle3_export.estimates.acceptance import Coverage
 from eagle3_export.export import PreparedExport, ValidationMetrics, prepare_export

@@ -15,7 +15,7 @@ import yaml
 from rich.console import Console
 from rich.rule import Rule
 
-from eagle3_export.documents.metadata import read_metadata
+from eagle3_export.documents.json_files import read_metadata
 from scripts.demo.results import Served, results_table
 from scripts.demo.world import DEMO, held_out_prompts, train_verifier, write_offline_data
 from tests.support.sglang_cpu import serve

@@ -9,7 +9,8 @@ from typing import Any
 
 from rich.table import Table
 
-from eagle3_export.documents.metadata import ExportMetadata, read_metadata
+from eagle3_export.documents.json_files import read_metadata
+from eagle3_export.documents.schema import ExportMetadata
 
 
 @dataclass(frozen=True)

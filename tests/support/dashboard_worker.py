@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from eagle3_export.dashboards import METRIC_LOGGER, log_to_accelerator
-from eagle3_export.documents.metadata import read_metadata
+from eagle3_export.documents.json_files import read_metadata
 from tests.support.training.recorder import train
 from tests.support.training.tiny_world import make_world
 

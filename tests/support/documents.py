@@ -5,14 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from eagle3_export.documents.metadata import (
-    ExportMetadata,
-    Measurement,
-    Serving,
-    Source,
-    Weights,
-    build_metadata,
-)
+from eagle3_export.documents.metadata import build_metadata
+from eagle3_export.documents.schema import ExportMetadata, Measurement, Serving, Source, Weights
 
 # Of a validation, as the trainer records it.
 GOOD = {"full_acc_0_epoch": 0.8, "full_acc_1_epoch": 0.6, "full_acc_2_epoch": 0.4, "loss_epoch": 1.5}

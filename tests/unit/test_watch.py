@@ -15,7 +15,7 @@ import pytest
 
 from eagle3_export.config import ExportConfig
 from eagle3_export.convert import Conversion
-from eagle3_export.documents.metadata import read_metadata
+from eagle3_export.documents.json_files import read_metadata
 from eagle3_export.errors import CheckpointError, StorageError, UsageError
 from eagle3_export.storage.lock import output_lock
 from eagle3_export.verify import verify_export

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from eagle3_export.documents.metadata import read_metadata
+from eagle3_export.documents.json_files import read_metadata
 from eagle3_export.numeric import compare as numeric
 
 NUM_STEPS, NEW_TOKENS = 4, 40

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from eagle3_export import export
 from eagle3_export.cli.commands import app
 from eagle3_export.config import ExportConfig, parse_export_block
-from eagle3_export.documents.metadata import read_metadata
+from eagle3_export.documents.json_files import read_metadata
 from eagle3_export.errors import CheckpointError, ExportInvalidError, StorageError, UsageError
 from eagle3_export.export import export_checkpoint, prepare_export
 from eagle3_export.report.page import to_html

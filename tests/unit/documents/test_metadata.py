@@ -16,16 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from eagle3_export.documents.metadata import (
-    ExportMetadata,
-    build_index,
-    choose_best,
-    read_index,
-    read_metadata,
-    to_json,
-    with_measurement,
-    with_metrics,
-)
+from eagle3_export.documents.index import build_index, choose_best
+from eagle3_export.documents.json_files import read_index, read_metadata, to_json
+from eagle3_export.documents.metadata import with_measurement, with_metrics
+from eagle3_export.documents.schema import ExportMetadata
 from eagle3_export.errors import CheckpointError, ExportInvalidError
 from eagle3_export.estimates.acceptance import Coverage
 from eagle3_export.estimates.coverage import draft_vocabulary_coverage

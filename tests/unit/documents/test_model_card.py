@@ -9,8 +9,9 @@ from huggingface_hub import ModelCard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle3_export.documents.metadata import Serving, Source, with_measurement
+from eagle3_export.documents.metadata import with_measurement
 from eagle3_export.documents.model_card import render_model_card
+from eagle3_export.documents.schema import Serving, Source
 from eagle3_export.estimates.acceptance import Coverage
 from tests.support.documents import GOOD, export, measurement
 

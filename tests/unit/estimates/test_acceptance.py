@@ -11,14 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle3_export.estimates.acceptance import (
-    Coverage,
-    best_depth,
-    chain_accuracies,
-    estimate_acceptance,
-    step_accuracies,
-)
-from eagle3_export.estimates.accuracies import wilson_interval
+from eagle3_export.estimates.acceptance import Coverage, best_depth, chain_accuracies, estimate_acceptance
+from eagle3_export.estimates.accuracies import step_accuracies, wilson_interval
 
 NULLABLE = (
     "source",

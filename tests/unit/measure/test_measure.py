@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
-from eagle3_export.documents.metadata import build_index, read_index, read_metadata, to_json
+from eagle3_export.documents.index import build_index
+from eagle3_export.documents.json_files import read_index, read_metadata, to_json
 from eagle3_export.errors import MeasurementError, UsageError
 from eagle3_export.measure import sweep as sweeping
 from eagle3_export.measure.counts import Counts, check, from_histogram

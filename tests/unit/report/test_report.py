@@ -14,8 +14,9 @@ import pytest
 from rich.console import Console
 
 from eagle3_export.documents.depth import recommend_depth
-from eagle3_export.documents.metadata import read_metadata, with_measurement
-from eagle3_export.documents.metadata import to_json as document
+from eagle3_export.documents.json_files import read_metadata
+from eagle3_export.documents.json_files import to_json as document
+from eagle3_export.documents.metadata import with_measurement
 from eagle3_export.errors import UsageError
 from eagle3_export.estimates.acceptance import Coverage
 from eagle3_export.report import figures, page, tabular, terminal
