@@ -23,7 +23,7 @@ from eagle3_export.storage.rename import rename, sync_directory
 logger = logging.getLogger(__name__)
 
 # Short and independent of the published name, which may already have the 255 bytes that a name can have.
-_OURS = STAGING, REPLACED, DISCARDED, FILE, POINTER = tuple(
+OURS = STAGING, REPLACED, DISCARDED, FILE, POINTER = tuple(
     f".eagle3-export-{kind}-" for kind in ("staging", "replaced", "discarded", "file", "pointer")
 )
 # Descriptors of the directories that this process holds.
@@ -45,7 +45,7 @@ def clean_leftovers(output_dir: Path) -> list[Path]:
         if not output_dir.is_dir():
             return []
         children = sorted(output_dir.iterdir())
-        leftovers = [child for child in children if child.name.startswith(_OURS)]
+        leftovers = [child for child in children if child.name.startswith(OURS)]
         for child in children:
             if child not in leftovers and is_regular_file(child / "metadata.json") and not child.is_symlink():
                 leftovers += child.glob(f"{FILE}*")

@@ -1,31 +1,67 @@
-"""Reads small files that nobody vouches for, and looks for them where not all may be seen."""
+"""Opens and reads files of unknown origin: never a pipe or a device, never more than a limit."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 from pathlib import Path
+from typing import Any, NoReturn
+
+
+def open_regular_file(path: Path) -> int:
+    """Opens a regular file for reading and returns its descriptor.
+
+    Raises:
+        OSError: it cannot be opened, or is a directory, a pipe, a device or another thing that might never end.
+    """
+    # With O_NONBLOCK the open of a named pipe returns at once.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return descriptor
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    raise OSError(errno.EINVAL, "it is not a regular file")
 
 
 def read_regular_file(path: Path, most_bytes: int) -> bytes:
-    """The first `most_bytes` of a file, or all of a shorter one.
+    """Returns the first `most_bytes` of a file, or all of a shorter one.
 
     Raises:
-        OSError: it cannot be read, or is a pipe, a device or another thing that might never end.
+        OSError: as `open_regular_file`, or it cannot be read.
     """
-    # O_NONBLOCK: a named pipe in the file's place must not stop us.
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    with os.fdopen(descriptor, "rb") as file:
-        mode = os.fstat(descriptor).st_mode
-        if not stat.S_ISREG(mode):
-            number = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
-            raise OSError(number, os.strerror(number) if stat.S_ISDIR(mode) else "it is not a regular file")
+    with os.fdopen(open_regular_file(path), "rb") as file:
         return file.read(most_bytes)
 
 
+def read_json(path: Path, most_bytes: int) -> Any:
+    """Reads a JSON file without NaN and infinity.
+
+    Raises:
+        OSError: as `read_regular_file`.
+        ValueError: it has more than `most_bytes`, is no strict JSON, or is nested too deeply.
+    """
+    content = read_regular_file(path, most_bytes + 1)
+    if len(content) > most_bytes:
+        raise ValueError(f"it has more than {most_bytes} bytes")
+    try:
+        return json.loads(content, parse_constant=_refuse_constant)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
 def is_regular_file(path: Path) -> bool:
-    """Whether a regular file is seen there. `Path.is_file` raises in another user's private directory."""
+    """Whether a regular file, or a link to one, is there and may be seen.
+
+    `Path.is_file` raises in another user's private directory.
+    """
     try:
         return path.is_file()
     except OSError:
