@@ -4,15 +4,19 @@ source, every byte."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from eagle3_export.compatibility.findings import Finding
 from eagle3_export.compatibility.plan import check_draft
+from eagle3_export.documents.json_files import read_metadata
+from eagle3_export.documents.schema import ExportMetadata
 from eagle3_export.errors import Eagle3ExportError, ExportInvalidError, UsageError
 from eagle3_export.export import CONFIG_FILE, METADATA_FILE, MODEL_CARD_FILE, WEIGHTS_FILE
+from eagle3_export.numeric.compare import TOLERANCE, NumericReport, verify_numeric
 from eagle3_export.sglang.aux_layers import may_encode
 from eagle3_export.sglang.config import translate_config
 from eagle3_export.sglang.exported import read_exported_draft
@@ -21,19 +25,22 @@ from eagle3_export.sglang.target import ServingTarget
 from eagle3_export.speculators_format.checkpoint import Checkpoint, read_checkpoint
 from eagle3_export.speculators_format.draft import Draft
 from eagle3_export.speculators_format.fields import read_json_object
-from eagle3_export.speculators_format.tensors import check_layout, float_dtype
+from eagle3_export.speculators_format.tensors import check_layout, expected_shapes, float_dtype
 from eagle3_export.speculators_format.verifier import read_verifier
 from eagle3_export.speculators_format.vocabulary import check_vocabulary
-from eagle3_export.storage.faults import os_errors, shown
+from eagle3_export.storage.faults import os_errors, resolved, shown
 from eagle3_export.storage.finite import non_finite_tensors
 from eagle3_export.storage.safetensors_file import (
     SafetensorsFile,
-    TensorEntry,
     TensorSource,
     read_safetensors,
 )
 
 _CHUNK = 4 << 20
+WINDOW_FLAG = "--speculative-draft-window-size"
+
+
+Found = TypeVar("Found")
 
 
 @dataclass
@@ -41,9 +48,10 @@ class VerifyReport:
     """What a verification found.
 
     Attributes:
-        problems: (name of the check, what is wrong); empty if the export holds what it claims.
+        export: the directory that was checked; where a pointer such as `latest` was given, the one it led to.
+        checks: names of the checks that were asked for, in order.
+        problems: (name of the check, what is wrong). A check that could not run has one too, "not checked: ...".
         findings: what the serving side should know, as at export.
-        checks: names of the checks that ran.
         numeric: what the comparison with speculators' model gave, None where it did not run.
     """
 
@@ -55,10 +63,11 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
+        """Whether every check ran and found nothing wrong."""
         return not self.problems
 
     def as_dict(self) -> dict[str, Any]:
-        """For `--json`."""
+        """Returns the answer of `verify --json`."""
         return {
             "export": str(self.export),
             "ok": self.ok,
@@ -68,67 +77,128 @@ class VerifyReport:
             "numeric": self.numeric,
         }
 
+    def run(self, check: str, action: Callable[[], Found]) -> _Outcome[Found]:
+        """Runs one check; an error of ours becomes a problem of the report.
+
+        Args:
+            check: its name; several actions may share one.
+            action: does the check and returns what later checks need. It reads what earlier checks found from
+                their `_Outcome.value`, so that it is not run where they failed.
+        """
+        if check not in self.checks:
+            self.checks.append(check)
+        try:
+            with os_errors("Reading", self.export):
+                return _Outcome(check, (action(),))
+        except UsageError:
+            raise
+        except _NotCheckedError as missing:
+            problem = (check, f"not checked: the check of {missing} failed.")
+        except Eagle3ExportError as error:
+            problem = (check, str(error))
+        if problem not in self.problems:
+            self.problems.append(problem)
+        return _Outcome(check)
+
+
+class _NotCheckedError(Exception):
+    """An earlier check, named, did not deliver what this one needs."""
+
+
+@dataclass(frozen=True)
+class _Outcome(Generic[Found]):
+    """What a check found: a tuple of one value, or an empty one where it failed."""
+
+    check: str
+    found: tuple[Found, ...] = ()
+
+    @property
+    def value(self) -> Found:
+        if not self.found:
+            raise _NotCheckedError(self.check)
+        return self.found[0]
+
 
 def verify_export(
     export: str | Path, *, source: str | Path | None = None, numeric: bool = False
 ) -> VerifyReport:
-    """Re-checks a published export.
+    """Checks a published export again.
+
+    A pointer is followed once, at the start: all checks are of one export, also where a run moves the pointer on.
 
     Args:
         export: its directory, or a pointer such as `latest`.
         source: the checkpoint it came from; then every tensor is compared byte by byte.
-        numeric: also run speculators' model and SGLang's class on the same inputs (`numeric.verify_numeric`).
+        numeric: also runs speculators' model and SGLang's class on the same inputs (`numeric.verify_numeric`).
+
+    Returns:
+        The report; `report.ok` is true if every check ran and found nothing wrong.
 
     Raises:
         ExportInvalidError: `export` is no directory.
-        StorageError: it may not be read.
-        CheckpointError: `source` cannot be read.
+        StorageError: `export` or `source` may not be read.
+        CheckpointError: `source` is missing, malformed or contradicts itself.
         UsageError: `numeric`, and sglang or speculators is not installed, or the source is not known.
+
+    Example:
+        >>> report = verify_export("output/sglang/latest", source="output/checkpoints/3")
+        >>> report.ok, report.problems
+        (True, [])
     """
-    directory = Path(export)
+    directory = resolved(export)
     with os_errors("Reading", directory):
         if not directory.is_dir():
             raise ExportInvalidError(
-                f"{directory} is not a directory.", remedy="Name one export, such as output/sglang/latest."
+                f"{shown(export)} is not a directory.",
+                remedy="Name one export, such as output/sglang/latest.",
             )
-    checkpoint = read_checkpoint(source) if source is not None else None
     report = VerifyReport(directory)
-    file = _run(report, "weights", lambda: read_safetensors(directory / WEIGHTS_FILE))
-    _run(report, "weights", lambda: _require_no_other_weights(directory))
-    config = _run(report, "config", lambda: read_json_object(directory / CONFIG_FILE))
-    draft = config and _run(
-        report, "config", lambda: read_exported_draft(config, str(directory / CONFIG_FILE))
-    )
-    metadata = _run(report, "metadata", lambda: _read_metadata(directory))
-    _run(report, "model card", lambda: _require_model_card(directory))
-    if file and draft:
-        _check_weights(report, file, draft)
-        if metadata:
-            _run(report, "metadata", lambda: _require_matching_metadata(metadata, file, config))
-            report.findings = _run(report, "findings", lambda: _findings(draft, metadata)) or []
-            report.problems += [
-                ("findings", f"[{found.id}] {found.cause} {found.remedy}")
-                for found in report.findings
-                if found.level == "incompatible"
-            ]
-    if file and checkpoint:
-        _run(report, "source", lambda: _require_same_bytes(checkpoint, file))
-    if draft and checkpoint:
-        _run(report, "source", lambda: _require_same_config(checkpoint, config, directory / CONFIG_FILE))
-    if numeric and metadata:
+    checkpoint = None if source is None else _read_source(source)
+    file = report.run("weights", lambda: read_safetensors(directory / WEIGHTS_FILE))
+    report.run("weights", lambda: _require_no_other_weights(directory))
+    config = report.run("config", lambda: _read_config(directory / CONFIG_FILE))
+    metadata = report.run("metadata", lambda: read_metadata(directory / METADATA_FILE))
+    report.run("model card", lambda: _require_model_card(directory))
+    _check_weights(report, file, config)
+    report.run("metadata", lambda: _require_matching_metadata(metadata.value, file.value, config.value))
+    _check_findings(report, config, metadata)
+    if checkpoint is not None:
+        report.run("source", lambda: _require_same_bytes(checkpoint, file.value))
+        report.run("source", lambda: _require_same_config(checkpoint, config.value))
+    if numeric:
         _check_numbers(report, metadata, checkpoint)
     return report
 
 
-def _run(report: VerifyReport, check: str, action: Callable[[], Any]) -> Any:
-    """The action's result; our own errors become problems of the report."""
-    if check not in report.checks:
-        report.checks.append(check)
-    try:
-        return action()
-    except Eagle3ExportError as error:
-        report.problems.append((check, str(error)))
-        return None
+@dataclass(frozen=True)
+class _ExportedConfig:
+    """The config.json of an export, and the draft that it describes."""
+
+    path: Path
+    content: Mapping[str, Any]
+    draft: Draft
+
+
+def _read_config(path: Path) -> _ExportedConfig:
+    content = read_json_object(path)
+    return _ExportedConfig(path, content, read_exported_draft(content, str(path)))
+
+
+def _read_source(source: str | Path) -> Checkpoint:
+    with os_errors("Reading", Path(source)):
+        return read_checkpoint(source)
+
+
+def _check_findings(
+    report: VerifyReport, config: _Outcome[_ExportedConfig], metadata: _Outcome[ExportMetadata]
+) -> None:
+    findings = report.run("findings", lambda: _findings(config.value.draft, metadata.value))
+    report.findings = [found for several in findings.found for found in several]
+    report.problems += [
+        ("findings", f"[{found.id}] {found.cause} {found.remedy}")
+        for found in report.findings
+        if found.level == "incompatible"
+    ]
 
 
 def _require_no_other_weights(directory: Path) -> None:
@@ -143,33 +213,41 @@ def _require_no_other_weights(directory: Path) -> None:
         )
 
 
-def _check_weights(report: VerifyReport, file: SafetensorsFile, draft: Draft) -> None:
-    where = str(file.path)
-    stored = {name: TensorSource(file, entry) for name, entry in file.tensors.items()}
-    plain = _run(report, "names, shapes and dtypes", lambda: _training_names(draft, file))
-    if plain is None:
-        return
-    sources = {plain[name]: source for name, source in stored.items()}
+def _check_weights(
+    report: VerifyReport, file: _Outcome[SafetensorsFile], config: _Outcome[_ExportedConfig]
+) -> None:
+    names = report.run("names, shapes and dtypes", lambda: _training_names(config.value.draft, file.value))
+
+    def sources() -> dict[str, TensorSource]:
+        return {names.value[name]: source for name, source in _stored(file.value)}
+
+    report.run(
+        "names, shapes and dtypes",
+        lambda: _require_layout(config.value.draft, sources(), file.value.path),
+    )
+    report.run(
+        "vocabulary map", lambda: check_vocabulary(config.value.draft, sources(), str(file.value.path))
+    )
+    report.run("finite values", lambda: _require_finite(_stored(file.value), file.value.path))
+
+
+def _stored(file: SafetensorsFile) -> list[tuple[str, TensorSource]]:
+    return [(name, TensorSource(file, entry)) for name, entry in file.tensors.items()]
+
+
+def _require_layout(draft: Draft, sources: Mapping[str, TensorSource], path: Path) -> None:
     entries = {name: source.entry for name, source in sources.items()}
-    _run(report, "names, shapes and dtypes", lambda: _require_layout(draft, entries, where))
-    _run(report, "vocabulary map", lambda: check_vocabulary(draft, sources, where))
-    _run(report, "finite values", lambda: _require_finite(list(stored.items()), where))
-
-
-def _require_layout(draft: Draft, entries: dict[str, TensorEntry], where: str) -> None:
-    check_layout(draft, entries, where)
+    check_layout(draft, entries, str(path))
     if draft.dtype != float_dtype(entries):
         raise ExportInvalidError(
-            f"{where} holds {float_dtype(entries)}, its config says {draft.dtype}.",
+            f"{path} holds {float_dtype(entries)}, its config says {draft.dtype}.",
             why="SGLang would convert every tensor.",
             remedy="Export the checkpoint again.",
         )
 
 
 def _training_names(draft: Draft, file: SafetensorsFile) -> dict[str, str]:
-    """Exported name -> speculators' name, for every tensor of the file."""
-    from eagle3_export.speculators_format.tensors import expected_shapes
-
+    """Returns speculators' name of every tensor in the file, by its exported name."""
     known = translate_names([*expected_shapes(draft), "d2t", "t2d"])
     back = {new: old for old, new in known.items()}
     unknown = [name for name in file.tensors if name not in back]
@@ -181,11 +259,11 @@ def _training_names(draft: Draft, file: SafetensorsFile) -> dict[str, str]:
     return {name: back[name] for name in file.tensors}
 
 
-def _require_finite(tensors: list[tuple[str, TensorSource]], where: str) -> None:
+def _require_finite(tensors: list[tuple[str, TensorSource]], path: Path) -> None:
     names = non_finite_tensors(tensors)
     if names:
         raise ExportInvalidError(
-            f"{where}: NaN or infinite values in {', '.join(names)}.",
+            f"{path}: NaN or infinite values in {', '.join(names)}.",
             remedy="Export an earlier checkpoint.",
         )
 
@@ -198,31 +276,46 @@ def _require_model_card(directory: Path) -> None:
             )
 
 
-def _read_metadata(directory: Path) -> Any:
-    from eagle3_export.documents.json_files import read_metadata
+def _check_numbers(
+    report: VerifyReport, metadata: _Outcome[ExportMetadata], checkpoint: Checkpoint | None
+) -> None:
+    result = report.run("numbers", lambda: _compare_numbers(report.export, metadata.value, checkpoint))
+    for compared in result.found:
+        report.numeric = {
+            **asdict(compared),
+            "max_relative_error": compared.max_relative_error,
+            "ok": compared.ok,
+        }
+        if not compared.ok:
+            error = compared.max_relative_error
+            found = compared.problem or f"logits differ by {error:.2e} relative, more than {TOLERANCE:.0e}"
+            report.problems.append(("numbers", f"speculators and SGLang do not compute the same: {found}."))
 
-    return read_metadata(directory / METADATA_FILE)
 
-
-def _check_numbers(report: VerifyReport, metadata: Any, checkpoint: Checkpoint | None) -> None:
-    from eagle3_export.numeric.compare import TOLERANCE, verify_numeric
-
+def _compare_numbers(
+    directory: Path, metadata: ExportMetadata, checkpoint: Checkpoint | None
+) -> NumericReport:
     source = checkpoint.directory if checkpoint else Path(metadata.source.checkpoint)
     if not source.is_dir():
-        raise UsageError(f"{source} is gone.", remedy="Name the checkpoint with --source.")
-    arguments = metadata.sglang.launch_arguments
-    flag = "--speculative-draft-window-size"
-    window = int(arguments[arguments.index(flag) + 1]) if flag in arguments else None
-    result = verify_numeric(report.export, source, draft_window=window)
-    report.checks.append("numbers")
-    report.numeric = {**asdict(result), "max_relative_error": result.max_relative_error, "ok": result.ok}
-    if not result.ok:
-        error = result.max_relative_error
-        found = result.problem or f"logits differ by {error:.2e} relative, more than {TOLERANCE:.0e}"
-        report.problems.append(("numbers", f"speculators and SGLang do not compute the same: {found}."))
+        raise UsageError(f"{shown(source)} is gone.", remedy="Name the checkpoint with --source.")
+    window = _draft_window(metadata.sglang.launch_arguments)
+    return verify_numeric(directory, source, draft_window=window)
 
 
-def _findings(draft: Draft, metadata: Any) -> list[Finding]:
+def _draft_window(launch_arguments: Sequence[str]) -> int | None:
+    """Returns the value of `--speculative-draft-window-size` in the arguments, or None without that flag."""
+    if WINDOW_FLAG not in launch_arguments:
+        return None
+    value = "".join(launch_arguments[launch_arguments.index(WINDOW_FLAG) + 1 :][:1])
+    if not re.fullmatch("[0-9]{1,18}", value):
+        raise ExportInvalidError(
+            f"metadata.json gives {WINDOW_FLAG} the value {value!r}, which is no number of tokens.",
+            remedy="Export the checkpoint again.",
+        )
+    return int(value)
+
+
+def _findings(draft: Draft, metadata: ExportMetadata) -> list[Finding]:
     verifier = read_verifier(metadata.source.verifier)
     return check_draft(
         replace(draft, verifier_name=metadata.source.verifier),
@@ -230,12 +323,14 @@ def _findings(draft: Draft, metadata: Any) -> list[Finding]:
     )
 
 
-def _require_matching_metadata(metadata: Any, file: SafetensorsFile, config: dict[str, Any]) -> None:
+def _require_matching_metadata(
+    metadata: ExportMetadata, file: SafetensorsFile, config: _ExportedConfig
+) -> None:
     claims = {
         "weights.bytes": (metadata.weights.bytes, file.size),
         "weights.tensors": (metadata.weights.tensors, len(file.tensors)),
-        "weights.dtype": (metadata.weights.dtype, config["dtype"]),
-        "sglang.architecture": ([metadata.sglang.architecture], config["architectures"]),
+        "weights.dtype": (metadata.weights.dtype, config.draft.dtype),
+        "sglang.architecture": ([metadata.sglang.architecture], config.content["architectures"]),
     }
     wrong = [f"{key} is {said}, found {found}" for key, (said, found) in claims.items() if said != found]
     if wrong:
@@ -265,11 +360,12 @@ def _require_same_bytes(checkpoint: Checkpoint, file: SafetensorsFile) -> None:
         )
 
 
-def _require_same_config(checkpoint: Checkpoint, config: dict[str, Any], path: Path) -> None:
-    """All but how the aux layer ids are encoded and which class serves, which the target decides too."""
-    ids = config["eagle_config"].get("eagle_aux_hidden_state_layer_ids")
+def _require_same_config(checkpoint: Checkpoint, config: _ExportedConfig) -> None:
+    """Compares all but how the aux layer ids are encoded and which class serves, which the target decides too."""
+    content = config.content
+    ids = content["eagle_config"].get("eagle_aux_hidden_state_layer_ids")
     ids = ids if isinstance(ids, list) else None
-    requires = config["eagle3_export"].get("requires")
+    requires = content["eagle3_export"].get("requires")
     translated = translate_config(
         checkpoint.draft,
         dtype=checkpoint.draft.dtype or "",
@@ -277,12 +373,12 @@ def _require_same_config(checkpoint: Checkpoint, config: dict[str, Any], path: P
         requires=requires if isinstance(requires, list) else (),
     )
     expected = json.loads(json.dumps(translated))
-    different = [key for key in sorted({*expected, *config}) if expected.get(key) != config.get(key)]
+    different = [key for key in sorted({*expected, *content}) if expected.get(key) != content.get(key)]
     if not may_encode(ids, checkpoint.draft.aux_layer_ids):
         different.append("eagle_config.eagle_aux_hidden_state_layer_ids")
     if different:
         raise ExportInvalidError(
-            f"{path} differs from what {checkpoint.directory} makes it in {', '.join(different)}.",
+            f"{config.path} differs from what {checkpoint.directory} makes it in {', '.join(different)}.",
             why="SGLang would not compute the trained draft.",
             remedy="Export the checkpoint again.",
         )
