@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -14,8 +16,11 @@ from eagle3_export.errors import UsageError
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from eagle3_export.measure.counts import Counts
+    from eagle3_export.measure.measurement import Progress
+    from eagle3_export.measure.prompt_forms import Prompt
     from eagle3_export.measure.sweep import SweepResult
-    from eagle3_export.measure.workload import Prompt, Workload
+    from eagle3_export.measure.workload import Workload
     from eagle3_export.report.runs import Run
 
 MaybePath = Optional[Path]  # noqa: UP045 (typer on Python 3.10 reads this form)
@@ -124,43 +129,99 @@ def measure(
     prompts: Annotated[MaybePath, typer.Option("--prompts", help="A .jsonl, .json or text file of prompts.")] = None,
     dataset: Annotated[MaybeText, typer.Option("--dataset", help="A data set on the hub or in its cache.")] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="The first so many prompts.")] = 64,
+    skip_bad_prompts: Annotated[
+        bool, typer.Option("--skip-bad-prompts", help="Leave out what is no prompt, and say how much that was.")
+    ] = False,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1)] = 256,
     temperature: Annotated[float, typer.Option("--temperature", min=0.0)] = 0.0,
     concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Requests in flight.")] = 1,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Always generate --max-new-tokens.")] = False,
+    api_key: Annotated[
+        MaybeText,
+        typer.Option("--api-key", envvar=["SGLANG_API_KEY", "OPENAI_API_KEY"], help="The server's API key. Sent with "
+                     "every request, printed and stored nowhere."),
+    ] = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Measure the acceptance length on a server that runs this export, and write it into its metadata."""
-    with reporting(as_json):
+    with reporting(as_json), _interruptible():
         from eagle3_export.measure.measurement import measure as measure_once
         from eagle3_export.measure.measurement import record
         from eagle3_export.measure.workload import Workload
+        from eagle3_export.output_directory import locate_export
 
         if (base_url is None) == (sweep is None):
             raise UsageError("Name either a running server with --base-url, or depths with --sweep.")
-        found, source = _prompts(prompts, dataset, limit)
+        if not math.isfinite(temperature):
+            raise UsageError(f"--temperature {temperature} is no temperature.")
+        directory = locate_export(export)
+        found, source = _prompts(prompts, dataset, limit, skip_bad_prompts)
         workload = Workload(found, source, max_new_tokens, temperature, ignore_eos, concurrency)
         if sweep is not None:
-            _sweep(export, sweep, target, launch_template, baseline, workload, as_json)
+            _sweep(directory, sweep, target, launch_template, baseline, workload, api_key, as_json)
             return
         assert base_url is not None
-        measurement = measure_once(export, base_url, workload)
-        record(export, measurement)
+        with _progress_bar() as progress:
+            measurement = measure_once(directory, base_url, workload, api_key=api_key, progress=progress)
+        record(directory, measurement)
         if as_json:
             print_json(measurement.model_dump(mode="json"))
         else:
             typer.echo(f"{measurement.acceptance_length:.4f}")
             echo(f"tokens per verify step, bonus token included, at {measurement.num_steps} draft steps")
+            for difference in measurement.differences:
+                echo(f"not comparable with others: {difference}", color="yellow")
 
 
-def _prompts(prompts: Path | None, dataset: str | None, limit: int) -> tuple[list[Prompt], str]:
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        echo("\ninterrupted: the measurement that was running is not recorded; nothing is half-written.")
+        raise typer.Exit(130) from None
+
+
+@contextmanager
+def _progress_bar() -> Iterator[Progress | None]:
+    """A bar on stderr with prompts done and the acceptance length so far; nothing where stderr is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[length]}"), TimeRemainingColumn())
+    with Bar(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", length="")
+
+        def show(done: int, total: int, counts: Counts) -> None:
+            length = f"acceptance length {counts.acceptance_length:.2f}" if counts.verify_steps else ""
+            if done == 1:
+                bar.reset(task)
+            bar.update(task, completed=done, total=total, length=length)
+
+        yield show
+
+
+def _prompts(
+    prompts: Path | None, dataset: str | None, limit: int, skip_bad: bool
+) -> tuple[list[Prompt], str]:
     from eagle3_export.measure.workload import dataset_prompts, read_prompts
 
+    bad: list[str] = []
+    left_out = bad.append if skip_bad else None
     if prompts is not None and dataset is None:
-        return read_prompts(prompts, limit=limit), str(prompts)
-    if dataset is not None and prompts is None:
-        return dataset_prompts(dataset, limit=limit), dataset
-    raise UsageError("Name the prompts: --prompts FILE or --dataset NAME.")
+        found, source = read_prompts(prompts, limit=limit, left_out=left_out), str(prompts)
+    elif dataset is not None and prompts is None:
+        found, source = dataset_prompts(dataset, limit=limit, left_out=left_out), dataset
+    else:
+        raise UsageError("Name the prompts: --prompts FILE or --dataset NAME.")
+    if bad:
+        echo(f"left out {len(bad)} that are no prompts, beside the {len(found)} taken; the first: {bad[0]}")
+    return found, source
 
 
 def _sweep(
@@ -170,6 +231,7 @@ def _sweep(
     template: str | None,
     baseline: bool,
     workload: Workload,
+    api_key: str | None,
     as_json: bool,
 ) -> None:
     from rich.console import Console
@@ -185,8 +247,14 @@ def _sweep(
         raise UsageError(
             f"--sweep {depths!r} is no list of depths.", remedy="Write it like 16,10,5."
         ) from None
-    plan = Sweep(target, lambda depth: draft_arguments(export, target, depth), template or DEFAULT_TEMPLATE)
-    result = sweep_depths(export, wanted, workload, plan, baseline=baseline, say=echo)
+    plan = Sweep(
+        target,
+        lambda depth: draft_arguments(export, target, depth),
+        template or DEFAULT_TEMPLATE,
+        api_key=api_key,
+    )
+    with _progress_bar() as progress:
+        result = sweep_depths(export, wanted, workload, plan, baseline=baseline, say=echo, progress=progress)
     if as_json:
         print_json(result.as_dict())
     else:

@@ -143,6 +143,9 @@ class Measurement(Section):
     hardware: str | None
     measured_at: str
     """UTC, ISO 8601."""
+    differences: list[str] = Field(default_factory=list)
+    """Where the server ran the draft otherwise than this export asks, a sentence each; with any, the measurement is
+    comparable with no other."""
     reasons: dict[str, str] = _REASONS
 
 

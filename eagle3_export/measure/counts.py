@@ -12,7 +12,7 @@ from eagle3_export.errors import MeasurementError
 class Counts:
     """Counters over some requests.
 
-    Args:
+    Attributes:
         completion_tokens: tokens generated.
         verify_steps: forward passes of the target that verified drafts.
         accepted: draft tokens accepted over all verify steps; None where the server does not say.
@@ -42,8 +42,47 @@ class Counts:
         return None if self.at_least is None else [count / self.verify_steps for count in self.at_least]
 
 
-def from_histogram(histogram: Sequence[int], num_steps: int) -> tuple[int, ...]:
-    """Verify steps that accepted at least k + 1 drafts, from how many accepted exactly n.
+def counts_of_request(
+    completion_tokens: int,
+    verify_steps: int | None,
+    accepted: int | None,
+    histogram: Sequence[int] | None,
+    num_steps: int,
+) -> Counts:
+    """Returns the counters of one request; what a histogram implies is computed where the server leaves it out.
+
+    Args:
+        completion_tokens: tokens generated.
+        verify_steps: None where the server does not say.
+        accepted: draft tokens accepted; None likewise.
+        histogram: verify steps that accepted exactly n drafts, by n; None likewise.
+        num_steps: draft depth of the server.
+
+    Raises:
+        MeasurementError: the histogram does not add up to the verify steps, or accepts more than the depth allows.
+    """
+    if histogram is None:
+        # An answer of one token needs no verify step, and then nothing is reported.
+        nothing = not verify_steps and not accepted and num_steps
+        return Counts(
+            completion_tokens,
+            verify_steps or 0,
+            0 if nothing else accepted,
+            (0,) * num_steps if nothing else None,
+        )
+    if verify_steps is None:
+        verify_steps = sum(histogram)
+    if sum(histogram) != verify_steps:
+        raise MeasurementError(
+            f"The server's histogram {list(histogram)} does not add up to its {verify_steps} verify steps."
+        )
+    if accepted is None:
+        accepted = sum(drafts * steps for drafts, steps in enumerate(histogram))
+    return Counts(completion_tokens, verify_steps, accepted, at_least_of_histogram(histogram, num_steps))
+
+
+def at_least_of_histogram(histogram: Sequence[int], num_steps: int) -> tuple[int, ...]:
+    """Returns the verify steps that accepted at least k + 1 drafts, from how many accepted exactly n.
 
     Raises:
         MeasurementError: more drafts were accepted than the depth allows.
@@ -53,8 +92,8 @@ def from_histogram(histogram: Sequence[int], num_steps: int) -> tuple[int, ...]:
     return tuple(sum(histogram[k + 1 :]) for k in range(num_steps))
 
 
-def add(counts: Sequence[Counts]) -> Counts:
-    """Counters over all requests; what one request lacks is unknown of all."""
+def add_counts(counts: Sequence[Counts]) -> Counts:
+    """Returns the counters over all requests; if one request lacks a counter, the sum is None."""
     accepted = [count.accepted for count in counts if count.accepted is not None]
     at_least = [count.at_least for count in counts if count.at_least is not None]
     return Counts(
@@ -67,12 +106,12 @@ def add(counts: Sequence[Counts]) -> Counts:
     )
 
 
-def check(counts: Counts, num_steps: int) -> None:
-    """Refuse counters that cannot all be true.
+def check_counts(counts: Counts, num_steps: int) -> None:
+    """Refuses counters that cannot all be true.
 
     Raises:
         MeasurementError: nothing was verified; 1 + the sum over positions is not the mean length; more was accepted
-            than generated or than drafted.
+            than was drafted.
     """
     if counts.verify_steps == 0:
         raise MeasurementError(
@@ -82,7 +121,8 @@ def check(counts: Counts, num_steps: int) -> None:
         )
     if counts.at_least is not None:
         falling = [counts.verify_steps, *counts.at_least]
-        if sum(counts.at_least) != counts.accepted or falling != sorted(falling, reverse=True):
+        unequal = counts.accepted is not None and sum(counts.at_least) != counts.accepted
+        if unequal or falling != sorted(falling, reverse=True):
             raise MeasurementError(
                 f"The server's counters contradict each other: {counts.accepted} drafts accepted, but"
                 f" {list(counts.at_least)} by position over {counts.verify_steps} verify steps.",

@@ -3,33 +3,38 @@
 from __future__ import annotations
 
 import contextlib
+import queue
+import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from eagle3_export.documents.json_files import read_metadata, utc_now
 from eagle3_export.documents.metadata import with_measurement
 from eagle3_export.documents.schema import ExportMetadata, Measurement
-from eagle3_export.errors import MeasurementError, StorageError
+from eagle3_export.errors import MeasurementError, StorageError, UsageError
 from eagle3_export.measure.connection import Connection
-from eagle3_export.measure.counts import Counts, add, check
-from eagle3_export.measure.facts import Server, ServerFacts
+from eagle3_export.measure.counts import Counts, add_counts, check_counts
+from eagle3_export.measure.draft_settings import refuse_other_quantity, setting_differences
+from eagle3_export.measure.facts import Server
+from eagle3_export.measure.prompt_forms import Prompt
 from eagle3_export.measure.server import connect, require_export
-from eagle3_export.measure.workload import Prompt, Workload
+from eagle3_export.measure.workload import Workload, readable_name
+from eagle3_export.output_directory import locate_export
 
 WARM_UP_TOKENS = 8
 SPEEDUP_TOLERANCE = 1.1  # a speed-up above the acceptance length is noise, for a draft step costs something
 
-Progress = Callable[[int, int], None]  # prompts answered, prompts in all
+# Told after every answer: prompts answered, prompts in all, and the counters of the answers so far.
+Progress = Callable[[int, int, Counts], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
     """What a server did with a workload.
 
-    Args:
+    Attributes:
         counts: its counters over the requests, the warm-up not among them.
         seconds: wall time from the first request to the last answer.
     """
@@ -43,8 +48,8 @@ class Answers:
         return self.counts.completion_tokens / self.seconds
 
 
-def ask(server: Server, workload: Workload, progress: Progress | None = None) -> Answers:
-    """Put a workload to a server, after one short request that is not counted.
+def run_workload(server: Server, workload: Workload, progress: Progress | None = None) -> Answers:
+    """Puts a workload to a server, after one short request that is not counted.
 
     Raises:
         MeasurementError: a request failed.
@@ -56,17 +61,48 @@ def ask(server: Server, workload: Workload, progress: Progress | None = None) ->
         return server.answer(prompt, workload, workload.max_new_tokens)
 
     counts: list[Counts] = []
-    pool = ThreadPoolExecutor(workload.concurrency)
     started = time.perf_counter()
+    for count in _answers_as_they_come(answer, workload.prompts, workload.concurrency):
+        counts.append(count)
+        if progress is not None:
+            progress(len(counts), len(workload.prompts), add_counts(counts))
+    seconds = time.perf_counter() - started
+    return Answers(server.end(add_counts(counts)), seconds)
+
+
+def _answers_as_they_come(
+    answer: Callable[[Prompt], Counts], prompts: Sequence[Prompt], concurrency: int
+) -> Iterator[Counts]:
+    """Asks with so many requests in flight at a time.
+
+    The threads are daemons: on Ctrl+C the program ends without waiting for answers that may take minutes.
+    """
+    waiting: queue.SimpleQueue[Prompt] = queue.SimpleQueue()
+    answered: queue.SimpleQueue[Counts | BaseException] = queue.SimpleQueue()
+    stopped = threading.Event()
+    for prompt in prompts:
+        waiting.put(prompt)
+
+    def work() -> None:
+        while not stopped.is_set():
+            try:
+                answered.put(answer(waiting.get_nowait()))
+            except queue.Empty:
+                return
+            except BaseException as error:
+                answered.put(error)
+                return
+
+    for _ in range(min(concurrency, len(prompts))):
+        threading.Thread(target=work, daemon=True).start()
     try:
-        for count in pool.map(answer, workload.prompts):
-            counts.append(count)
-            if progress is not None:
-                progress(len(counts), len(workload.prompts))
-        seconds = time.perf_counter() - started
+        for _ in prompts:
+            result = answered.get()
+            if isinstance(result, BaseException):
+                raise result
+            yield result
     finally:
-        pool.shutdown(cancel_futures=True)
-    return Answers(server.end(add(counts)), seconds)
+        stopped.set()
 
 
 def measure(
@@ -74,51 +110,76 @@ def measure(
     base_url: str,
     workload: Workload,
     *,
+    api_key: str | None = None,
     baseline_tokens_per_second: float | None = None,
     progress: Progress | None = None,
 ) -> Measurement:
-    """Measure an export on a running server, writing nothing.
+    """Measures an export on a running server, writing nothing.
 
     Args:
         export: the export's directory, the same that the server runs.
-        base_url: ``http://host:port`` of an SGLang or vLLM server.
+        base_url: `http://host:port` of an SGLang or vLLM server.
         workload: prompts and sampling.
+        api_key: sent with every request, stored nowhere.
         baseline_tokens_per_second: of a server without a draft on the same workload, for the speed-up.
         progress: called after every answer.
 
+    Returns:
+        The measurement; `differences` in it names where the server runs the draft otherwise than the export asks.
+
     Raises:
-        MeasurementError: no server, a failed request, no speculation, another draft, or counters that contradict
-            each other.
-        ExportInvalidError: ``export`` is no export.
+        MeasurementError: no server, a failed request, no speculation, another draft, a setting that makes it another
+            quantity, or counters that contradict each other.
+        ExportInvalidError: `export` is no export.
+        UsageError: `base_url` is no address, or the key cannot be sent.
     """
-    read_metadata(export)
-    server = connect(Connection(base_url))
-    num_steps = require_export(server.facts, Path(export))
-    answers = ask(server, workload, progress)
-    check(answers.counts, num_steps)
-    return _describe(server.facts, num_steps, workload, answers, baseline_tokens_per_second)
+    directory = locate_export(export)
+    metadata = read_metadata(directory)
+    with Connection(base_url, api_key=api_key) as connection:
+        server = connect(connection)
+        num_steps = require_export(server.facts, directory)
+        refuse_other_quantity(server.facts)
+        answers = run_workload(server, workload, progress)
+    check_counts(answers.counts, num_steps)
+    asked = metadata.sglang.launch_arguments
+    differences = setting_differences(server.facts, asked, metadata.weights.dtype)
+    return _describe(server, num_steps, workload, answers, baseline_tokens_per_second, differences)
 
 
-def measure_baseline(base_url: str, workload: Workload, *, progress: Progress | None = None) -> float:
-    """Completion tokens per second of a server without a draft.
+def measure_baseline(
+    base_url: str, workload: Workload, *, api_key: str | None = None, progress: Progress | None = None
+) -> float:
+    """Measures completion tokens per second of a server without a draft.
+
+    Args:
+        base_url: `http://host:port` of the server.
+        workload: prompts and sampling.
+        api_key: sent with every request.
+        progress: called after every answer.
 
     Raises:
         MeasurementError: no server, a failed request, or a server that speculates.
     """
-    server = connect(Connection(base_url))
-    if server.facts.algorithm is not None:
-        raise MeasurementError(
-            f"The server at {base_url} speculates with {server.facts.algorithm}.",
-            why="A speed-up is against decoding without a draft.",
-            remedy="Start it without the --speculative options.",
-        )
-    return ask(server, workload, progress).tokens_per_second
+    with Connection(base_url, api_key=api_key) as connection:
+        server = connect(connection)
+        if server.facts.algorithm is not None:
+            raise MeasurementError(
+                f"The server at {connection.base_url} speculates with {server.facts.algorithm}.",
+                why="A speed-up is against decoding without a draft.",
+                remedy="Start it without the --speculative options.",
+            )
+        return run_workload(server, workload, progress).tokens_per_second
 
 
 def _describe(
-    facts: ServerFacts, num_steps: int, workload: Workload, answers: Answers, baseline: float | None
+    server: Server,
+    num_steps: int,
+    workload: Workload,
+    answers: Answers,
+    baseline: float | None,
+    differences: list[str],
 ) -> Measurement:
-    counts, speed = answers.counts, answers.tokens_per_second
+    facts, counts, speed = server.facts, answers.counts, answers.tokens_per_second
     speedup = speed / baseline if baseline else None
     no_speedup = "No server without a draft was measured beside it."
     if speedup is not None and speedup > SPEEDUP_TOLERANCE * counts.reported_acceptance_length:
@@ -135,11 +196,7 @@ def _describe(
         "target": facts.target,
         "hardware": facts.hardware,
     }
-    because = {
-        "accepted_per_position": f"{facts.kind} {facts.version} does not report accepted drafts, so the acceptance"
-        " length is the reported one.",
-        "speedup": no_speedup,
-    }
+    because = {"accepted_per_position": server.explain_missing(counts), "speedup": no_speedup}
     return Measurement(
         acceptance_length=counts.acceptance_length,
         num_steps=num_steps,
@@ -147,28 +204,40 @@ def _describe(
         verify_steps=counts.verify_steps,
         reported_acceptance_length=counts.reported_acceptance_length,
         prompts=len(workload.prompts),
-        prompt_source=workload.source,
+        prompt_source=readable_name(workload.source),
         completion_tokens=counts.completion_tokens,
         sampling=workload.sampling(),
         tokens_per_second=speed,
         concurrency=workload.concurrency,
         server=facts.kind,
         measured_at=utc_now(),
+        differences=differences,
         reasons={n: because.get(n, "The server does not say.") for n, v in values.items() if v is None},
         **values,
     )
 
 
 def record(export: str | Path, measurement: Measurement) -> ExportMetadata:
-    """Write a measurement into the export's metadata and model card, and into the run's index.
+    """Writes a measurement into the export's metadata and model card, and into the run's index.
+
+    Args:
+        export: the export's own directory. A pointer such as `best` is refused: it may have moved while the server
+            was measured.
+        measurement: made on a server that ran this export.
 
     Raises:
+        UsageError: `export` is a pointer.
         ExportInvalidError: the export has no readable metadata.json.
         StorageError: a document could not be replaced; each is replaced by rename, so none is half-written.
     """
     from eagle3_export.output_directory import INDEX_FILE, refresh_outputs, replace_documents
     from eagle3_export.storage.lock import output_lock
 
+    if Path(export).is_symlink():
+        raise UsageError(
+            f"{export} is a pointer, which may have moved since the server was measured.",
+            remedy="Name the export itself.",
+        )
     directory = Path(export).resolve()
     metadata = with_measurement(read_metadata(directory), measurement)
     replace_documents(directory, metadata)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from eagle3_export.errors import MeasurementError
 from eagle3_export.measure.connection import Connection
@@ -12,7 +13,7 @@ from eagle3_export.measure.vllm_server import VLLMServer
 
 
 def connect(connection: Connection) -> Server:
-    """Find out what kind of server answers.
+    """Finds out what kind of server answers.
 
     Raises:
         MeasurementError: none does, or one that is neither SGLang nor vLLM.
@@ -20,17 +21,31 @@ def connect(connection: Connection) -> Server:
     info = connection.get_json("/server_info") or connection.get_json("/get_server_info")
     if info is not None and "speculative_algorithm" in info:
         return SGLangServer(connection, info)
-    metrics = connection.get("/metrics")
-    if metrics is not None and b"vllm:" in metrics:
+    if _is_vllm(connection):
         return VLLMServer(connection)
     raise MeasurementError(
-        f"{connection.base_url} is neither an SGLang nor a vLLM server.",
-        remedy="Give the address of the server itself, not of a gateway before it.",
+        f"{connection.base_url}{connection.through} is neither an SGLang nor a vLLM server.",
+        remedy="Give the address of the server itself, not of a gateway before it."
+        f" {connection.around_the_proxy}".rstrip(),
+    )
+
+
+def _is_vllm(connection: Connection) -> bool:
+    metrics = connection.get("/metrics")
+    if metrics is not None and b"vllm:" in metrics:
+        return True
+    models: Any = (connection.get_json("/v1/models") or {}).get("data")
+    return isinstance(models, list) and any(
+        isinstance(model, dict) and model.get("owned_by") == "vllm" for model in models
     )
 
 
 def require_export(facts: ServerFacts, export: Path) -> int:
-    """The depth at which a server runs this export.
+    """Returns the depth at which a server runs this export.
+
+    Args:
+        facts: of the server.
+        export: the export's own directory, no pointer to it.
 
     Raises:
         MeasurementError: it runs no draft, another one, or one that cannot be told.
@@ -55,15 +70,22 @@ def require_export(facts: ServerFacts, export: Path) -> int:
             else "",
         )
     served = Path(facts.draft)
-    if served.is_symlink():
+    if _is_pointer(served):
         raise MeasurementError(
             f"The server was started with {served}, a pointer that may have moved since.",
             remedy=f"Start it with the directory itself: {export.resolve()}.",
         )
-    if served.resolve() != export.resolve():
+    if "\0" in facts.draft or served.resolve() != export.resolve():
         raise MeasurementError(
             f"The server runs the draft {served}, not {export.resolve()}.",
             why="A number counts as measured only for the export that was served.",
             remedy="Measure that export, or start a server with this one; both machines must see it under one path.",
         )
     return facts.num_steps
+
+
+def _is_pointer(path: Path) -> bool:
+    try:
+        return path.is_symlink()
+    except (OSError, ValueError):  # such as a name that is too long for a file
+        return False

@@ -1,9 +1,4 @@
-"""SGLang's own counters, per request.
-
-Names: sglang 0.5.23 ``managers/tokenizer_manager.py`` (``_calculate_spec_decoding_metrics``); before 0.5.12 the
-accepted drafts were ``spec_accepted_drafts`` and ``spec_accept_histogram``; up to 0.5.4 only ``spec_verify_ct``
-was reported.
-"""
+"""A running SGLang server, measured by its own counters of each request."""
 
 from __future__ import annotations
 
@@ -12,12 +7,12 @@ from typing import Any
 
 from eagle3_export.errors import MeasurementError
 from eagle3_export.measure.connection import Connection
-from eagle3_export.measure.counts import Counts, from_histogram
-from eagle3_export.measure.facts import ServerFacts, integer
-from eagle3_export.measure.workload import Prompt, Workload
-
-ACCEPTED_KEYS = ("spec_num_correct_drafts", "spec_accepted_drafts")
-HISTOGRAM_KEYS = ("spec_correct_drafts_histogram", "spec_accept_histogram")
+from eagle3_export.measure.counts import Counts
+from eagle3_export.measure.draft_settings import SGLANG_SETTINGS, known_settings
+from eagle3_export.measure.facts import ServerFacts, read_count, read_text
+from eagle3_export.measure.prompt_forms import Prompt
+from eagle3_export.measure.sglang_counters import CHAT_COUNTERS_SINCE, explain_missing, read_counts
+from eagle3_export.measure.workload import Workload
 
 
 class SGLangServer:
@@ -25,44 +20,52 @@ class SGLangServer:
 
     Args:
         connection: its address.
-        info: what ``/server_info`` answered (``/get_server_info`` before 0.5.11).
+        info: what `/server_info` answered (`/get_server_info` before 0.5.6). It may hold keys; only named entries
+            are read.
     """
 
     def __init__(self, connection: Connection, info: Mapping[str, Any]) -> None:
         self._connection = connection
         self.facts = ServerFacts(
             kind="sglang",
-            version=info.get("version"),
-            target=info.get("model_path"),
-            algorithm=info.get("speculative_algorithm"),
-            draft=info.get("speculative_draft_model_path"),
-            num_steps=integer(info.get("speculative_num_steps")),
-            topk=integer(info.get("speculative_eagle_topk")) or 1,
-            hardware=info.get("device"),
+            version=read_text(info.get("version")),
+            target=read_text(info.get("model_path")),
+            algorithm=read_text(info.get("speculative_algorithm")),
+            draft=read_text(info.get("speculative_draft_model_path")),
+            num_steps=read_count(info.get("speculative_num_steps")),
+            topk=read_count(info.get("speculative_eagle_topk")) or 1,
+            hardware=read_text(info.get("device")),
+            settings=known_settings(_current(info), SGLANG_SETTINGS),
         )
 
     def begin(self) -> None:
         """SGLang counts per request: nothing to note."""
 
     def end(self, answers: Counts) -> Counts:
-        """The sum of the answers is all there is."""
+        """Returns the sum of the answers; there is nothing else."""
         return answers
 
     def answer(self, prompt: Prompt, workload: Workload, max_new_tokens: int) -> Counts:
-        """Generate for one prompt.
+        """Generates for one prompt.
 
         Raises:
-            MeasurementError: the request failed, or its answer lacks SGLang's ``meta_info``.
+            MeasurementError: the request failed, or its answer lacks SGLang's `meta_info`.
         """
         sampling = {**workload.sampling(), "max_new_tokens": max_new_tokens}
+        depth = self.facts.num_steps or 0
         if prompt.messages is not None:
-            return self._counts(self._chat(prompt, sampling))
+            return read_counts(self._chat(prompt, sampling), depth)
         asked = {"text": prompt.text} if prompt.input_ids is None else {"input_ids": list(prompt.input_ids)}
         answer = self._connection.post_json("/generate", {**asked, "sampling_params": sampling})
-        return self._counts(answer.get("meta_info"))
+        return read_counts(answer.get("meta_info"), depth)
+
+    def explain_missing(self, counts: Counts) -> str:
+        """Returns why there is no acceptance by position among these counters."""
+        return explain_missing(self.facts.version, counts)
 
     def _chat(self, prompt: Prompt, sampling: Mapping[str, Any]) -> Any:
         request = {
+            **(prompt.chat_options or {}),
             "model": "default",
             "messages": list(prompt.messages or ()),
             "max_tokens": sampling["max_new_tokens"],
@@ -72,33 +75,19 @@ class SGLangServer:
         }
         answer = self._connection.post_json("/v1/chat/completions", request)
         choices = answer.get("choices")
-        meta = choices[0].get("meta_info") if isinstance(choices, list) and choices else None
+        choice = choices[0] if isinstance(choices, list) and choices else None
+        meta = choice.get("meta_info") if isinstance(choice, Mapping) else None
         if meta is None:
             raise MeasurementError(
-                f"SGLang {self.facts.version} reports no counters for chat requests.",
+                f"The server (SGLang {self.facts.version}) reports no counters for chat requests.",
+                why=f"SGLang does from {CHAT_COUNTERS_SINCE} on.",
                 remedy="Give the prompts as text, with the chat template applied.",
             )
         return meta
 
-    def _counts(self, meta: Any) -> Counts:
-        completion = integer(meta.get("completion_tokens")) if isinstance(meta, Mapping) else None
-        if completion is None:
-            raise MeasurementError("The server's answer has no meta_info with completion_tokens.")
-        accepted = _first(meta, ACCEPTED_KEYS)
-        histogram = _first(meta, HISTOGRAM_KEYS)
-        depth = self.facts.num_steps or 0
-        verify_steps = integer(meta.get("spec_verify_ct")) or 0
-        at_least = None
-        if isinstance(histogram, list):
-            if any(integer(count) is None for count in histogram) or sum(histogram) != verify_steps:
-                raise MeasurementError(
-                    f"The server's histogram {histogram} does not add up to its {verify_steps} verify steps."
-                )
-            at_least = from_histogram(histogram, depth)
-        elif verify_steps == 0 and depth:
-            accepted, at_least = 0, (0,) * depth  # an answer of one token needs no verify step
-        return Counts(completion, verify_steps, integer(accepted), at_least)
 
-
-def _first(meta: Mapping[str, Any], names: tuple[str, ...]) -> Any:
-    return next((meta[name] for name in names if meta.get(name) is not None), None)
+def _current(info: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings as they are now: some can be changed while the server runs, and then stand in its state."""
+    states = info.get("internal_states")
+    state = states[0] if isinstance(states, list) and states and isinstance(states[0], Mapping) else {}
+    return {**info, **{key: state[key] for key in SGLANG_SETTINGS if key in state}}

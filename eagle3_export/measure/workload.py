@@ -3,44 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from eagle3_export.errors import UsageError
+from eagle3_export.measure.prompt_forms import PROMPT_KEYS, Prompt, parse_prompt
 
 MAX_PROMPT_FILE_BYTES = 256 << 20
-TEXT_KEYS = ("prompt", "text", "question", "instruction", "turns")
-CHAT_KEYS = ("messages", "conversations", "conversation")
-_ROLES = {"human": "user", "gpt": "assistant"}  # ShareGPT's words for OpenAI's
 
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """One prompt, in exactly one of three forms.
-
-    Args:
-        text: sent as it stands, without a chat template.
-        messages: OpenAI messages up to the last user turn; the server applies its chat template.
-        input_ids: token ids of the target.
-    """
-
-    text: str | None = None
-    messages: tuple[dict[str, str], ...] | None = None
-    input_ids: tuple[int, ...] | None = None
+# Told about every entry that is no prompt, in words.
+LeftOut = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
     """Prompts and how to answer them.
 
-    Args:
+    Attributes:
         prompts: at least one.
         source: the file or data set they came from, for the reader of the measurement.
         max_new_tokens: per prompt; short outputs bias acceptance lengths.
         temperature: 0 for greedy.
-        ignore_eos: go on to ``max_new_tokens`` whatever the model says.
+        ignore_eos: go on to `max_new_tokens` whatever the model says.
         concurrency: requests in flight at a time; throughput depends on it, acceptance hardly.
     """
 
@@ -52,7 +38,7 @@ class Workload:
     concurrency: int = 1
 
     def sampling(self) -> dict[str, Any]:
-        """The sampling parameters, under the names SGLang uses."""
+        """Returns the sampling parameters, under the names SGLang uses."""
         return {
             "temperature": self.temperature,
             "max_new_tokens": self.max_new_tokens,
@@ -60,49 +46,60 @@ class Workload:
         }
 
 
-def read_prompts(path: str | Path, *, limit: int | None = None) -> list[Prompt]:
-    """Read prompts from a file.
+@dataclass(frozen=True, slots=True)
+class _Unreadable:
+    """An entry that is not even JSON, and why."""
+
+    reason: str
+
+
+def read_prompts(
+    path: str | Path, *, limit: int | None = None, left_out: LeftOut | None = None
+) -> list[Prompt]:
+    """Reads prompts from a file.
 
     Args:
-        path: ``.jsonl`` with one object per line (keys ``prompt``, ``text``, ``question``, ``instruction``,
-            ``turns``, ``messages``, ``conversations`` or ``input_ids``) or with one string per line; ``.json``
-            with a list of those; anything else is plain text, one prompt per line.
-        limit: take the first so many.
+        path: `.jsonl` with one entry per line, `.json` with a list of entries; `prompt_forms.parse_prompt` says what
+            an entry may be. Anything else is plain text, one prompt per line.
+        limit: takes the first so many.
+        left_out: called for each entry that is no prompt, which is then left out; without it, it is an error.
 
     Raises:
         UsageError: the file cannot be read, or holds no prompts or something else than prompts.
     """
     path = Path(path)
+    where = readable_name(path)
     try:
         if path.stat().st_size > MAX_PROMPT_FILE_BYTES:
-            raise UsageError(f"{path} has more than {MAX_PROMPT_FILE_BYTES} bytes.")
-        content = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"The prompts in {path} cannot be read: {error}.") from error
-    try:
-        rows = _rows(path, content)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is no valid JSON: {error}.") from error
-    return _prompts(rows, str(path), limit)
-
-
-def _rows(path: Path, content: str) -> Iterable[Any]:
-    lines = [line for line in content.split("\n") if line.strip()]
-    if path.suffix == ".jsonl":
-        return [json.loads(line) for line in lines]
-    if path.suffix == ".json":
-        rows = json.loads(content)
+            raise UsageError(f"{where} has more than {MAX_PROMPT_FILE_BYTES} bytes.")
+        content = path.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"The prompts in {where} cannot be read: {reason}.") from error
+    if path.suffix.lower() == ".json":
+        try:
+            rows = _load(content)
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"{where} is no valid JSON: {error}.") from error
         if not isinstance(rows, list):
-            raise UsageError(f"{path} holds no list of prompts.")
-        return rows
-    return lines
+            raise UsageError(f"{where} holds no list of prompts.")
+        return _collect(((f"Entry {n}", row) for n, row in enumerate(rows, start=1)), where, limit, left_out)
+    lines = ((f"Line {n}", line) for n, line in enumerate(content.split("\n"), start=1) if line.strip())
+    if path.suffix.lower() in (".jsonl", ".ndjson"):
+        return _collect(((name, _load_line(line)) for name, line in lines), where, limit, left_out)
+    return _collect(((name, line.rstrip("\r")) for name, line in lines), where, limit, left_out)
 
 
-def dataset_prompts(name: str, *, limit: int = 64) -> list[Prompt]:
-    """Read prompts from a data set on the Hugging Face hub or in its local cache, first split.
+def dataset_prompts(name: str, *, limit: int = 64, left_out: LeftOut | None = None) -> list[Prompt]:
+    """Reads prompts from a data set on the Hugging Face hub or in its local cache, first split.
+
+    Args:
+        name: as `datasets.load_dataset` takes it.
+        limit: takes the first so many.
+        left_out: as in `read_prompts`.
 
     Raises:
-        UsageError: ``datasets`` is not installed, the data set cannot be loaded or has no column with prompts.
+        UsageError: `datasets` is not installed, the data set cannot be loaded or has no column with prompts.
     """
     try:
         import datasets
@@ -111,60 +108,52 @@ def dataset_prompts(name: str, *, limit: int = 64) -> list[Prompt]:
     try:
         splits = datasets.load_dataset(name)
         split = next(iter(splits))
-        rows = splits[split].select(range(min(limit, len(splits[split]))))
+        rows = splits[split]
+        if left_out is None:
+            rows = rows.select(range(min(limit, len(rows))))
+        entries = ((f"Row {number}", row) for number, row in enumerate(rows, start=1))
     except Exception as error:  # datasets raises what its backends raise
-        raise UsageError(f"The data set {name} cannot be loaded: {error}.") from error
-    return _prompts(rows, f"{name}, split {split}", limit)
+        raise UsageError(f"The data set {name!r} cannot be loaded: {error}.") from error
+    return _collect(entries, f"{name}, split {split}", limit, left_out)
 
 
-def _prompts(rows: Iterable[Any], where: str, limit: int | None) -> list[Prompt]:
+def readable_name(name: str | Path) -> str:
+    """Returns a file's name as UTF-8 can hold it; bytes that are none are written as \\x…."""
+    return str(name).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def _load(text: str) -> Any:
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def _load_line(line: str) -> Any:
+    try:
+        return _load(line)
+    except (ValueError, RecursionError) as error:
+        return _Unreadable(f"it is not JSON ({error})")
+
+
+def _collect(
+    rows: Iterable[tuple[str, Any]], where: str, limit: int | None, left_out: LeftOut | None
+) -> list[Prompt]:
     prompts: list[Prompt] = []
-    for number, row in enumerate(rows):
+    for name, row in rows:
         if limit is not None and len(prompts) == limit:
             break
-        prompt = _prompt(row)
-        if prompt is None:
+        found = row.reason if isinstance(row, _Unreadable) else parse_prompt(row)
+        if isinstance(found, Prompt):
+            prompts.append(found)
+        elif left_out is not None:
+            left_out(f"{name} of {where} is no prompt: {found}.")
+        else:
             raise UsageError(
-                f"Entry {number + 1} of {where} is no prompt: {str(row)[:80]!r}.",
-                remedy=f"Use a string, or an object with one of: {', '.join([*TEXT_KEYS, *CHAT_KEYS, 'input_ids'])}.",
+                f"{name} of {where} is no prompt: {found}.",
+                remedy=f"Use a string, or an object with one of: {', '.join(PROMPT_KEYS)}; or leave such entries out"
+                " with --skip-bad-prompts.",
             )
-        prompts.append(prompt)
     if not prompts:
         raise UsageError(f"{where} holds no prompts.")
     return prompts
-
-
-def _prompt(row: Any) -> Prompt | None:
-    if isinstance(row, str):
-        return Prompt(text=row) if row.strip() else None
-    if not isinstance(row, Mapping):
-        return None
-    ids = row.get("input_ids")
-    if isinstance(ids, list) and ids and all(type(token) is int and token >= 0 for token in ids):
-        return Prompt(input_ids=tuple(ids))
-    for key in CHAT_KEYS:
-        if messages := _messages(row.get(key)):
-            return Prompt(messages=messages)
-    for key in TEXT_KEYS:
-        text = row.get(key)
-        if isinstance(text, list) and text:
-            text = text[0]
-        if isinstance(text, str) and text.strip():
-            return Prompt(text=text)
-    return None
-
-
-def _messages(turns: Any) -> tuple[dict[str, str], ...] | None:
-    """Turns up to the last one of the user, in OpenAI's form; None for anything else."""
-    if not isinstance(turns, list):
-        return None
-    messages = []
-    for turn in turns:
-        role = turn.get("role", turn.get("from")) if isinstance(turn, Mapping) else None
-        content = turn.get("content", turn.get("value")) if isinstance(turn, Mapping) else None
-        if not isinstance(role, str) or not isinstance(content, str):
-            return None
-        messages.append({"role": _ROLES.get(role, role), "content": content})
-    while messages and messages[-1]["role"] != "user":
-        messages.pop()
-    return tuple(messages) or None

@@ -1,4 +1,4 @@
-"""Answers over HTTP as SGLang 0.5.23 and vLLM do, for the faults that real servers cannot be made to show.
+"""Answers over HTTP as SGLang and vLLM do, for the faults that real servers cannot be made to show.
 
 Usage as a process, for sweeps: python -m tests.support.stand_in_server --port 12345 [SGLang's speculative options]
 """
@@ -15,7 +15,10 @@ from typing import Any
 
 
 class StandIn(ThreadingHTTPServer):
-    """`answers` maps a path to a JSON value, to bytes or to a status; a callable is called with the request's body."""
+    """`answers` maps a path to a JSON value, to bytes or to a status; a callable is called with the request's body.
+
+    With `status` set, every answer has it.
+    """
 
     daemon_threads = True
 
@@ -23,6 +26,8 @@ class StandIn(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), _Handler)
         self.answers = answers
         self.requests: list[tuple[str, Any]] = []
+        self.status: int | None = None
+        self.headers: list[dict[str, str]] = []
 
     @property
     def url(self) -> str:
@@ -40,10 +45,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, body: Any) -> None:
         self.server.requests.append((self.path, body))
+        self.server.headers.append(dict(self.headers))
         answer = self.server.answers.get(self.path, 404)
         if callable(answer):
             answer = answer(body)
-        status = answer if isinstance(answer, int) else 200
+        status = self.server.status or (answer if isinstance(answer, int) else 200)
         content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(content)))
@@ -54,27 +60,59 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
 
+def counters(release: str, histogram: tuple[int, ...]) -> dict[str, Any]:
+    """The counters in `meta_info` as `managers/tokenizer_manager.py` of that release's wheel writes them."""
+    accepted = sum(n * count for n, count in enumerate(histogram))
+    steps, depth = sum(histogram), len(histogram) - 1
+    rates = {
+        "spec_accept_rate": accepted / (steps * depth),
+        "spec_accept_length": (accepted + steps) / steps,
+        "spec_verify_ct": steps,
+    }
+    old = {"spec_accept_token_num": accepted, "spec_draft_token_num": steps * depth}
+    between = {"spec_accepted_drafts": accepted, "spec_proposed_drafts": steps * depth}
+    new = {"spec_num_correct_drafts": accepted, "spec_num_proposed_drafts": steps * depth}
+    old_histogram = {"spec_accept_histogram": list(histogram)}
+    new_histogram = {"spec_correct_drafts_histogram": list(histogram)}
+    return {
+        "0.5.2": {"spec_verify_ct": steps},
+        "0.5.5": rates,
+        "0.5.8": rates | old,
+        "0.5.10": rates | old | old_histogram,
+        "0.5.11": rates | between | old_histogram,
+        "0.5.12": rates | between | new | old_histogram | new_histogram,
+        "0.5.23": rates | new | new_histogram,
+    }[release]
+
+
 def sglang(
-    draft: str | None, num_steps: int = 3, *, histogram: tuple[int, ...] = (2, 1, 3, 4), **changes: Any
+    draft: str | None,
+    num_steps: int = 3,
+    *,
+    histogram: tuple[int, ...] = (2, 1, 3, 4),
+    release: str = "0.5.23",
+    **changes: Any,
 ) -> dict[str, Any]:
     """The answers of an SGLang server whose every request takes sum(histogram) verify steps."""
-    accepted = sum(n * count for n, count in enumerate(histogram))
-    steps = sum(histogram)
-    meta = {"completion_tokens": steps + accepted}
+    meta = {"completion_tokens": sum((n + 1) * count for n, count in enumerate(histogram))}
     if draft is not None:
-        meta |= {
-            "spec_verify_ct": steps,
-            "spec_num_correct_drafts": accepted,
-            "spec_correct_drafts_histogram": list(histogram),
-        }
+        meta |= counters(release, histogram)
     info = {
-        "version": "0.5.23",
+        "version": release,
         "model_path": "org/verifier",
         "device": "cuda",
+        "dtype": "auto",
+        "quantization": None,
+        "api_key": "secret-of-the-server",
         "speculative_algorithm": "EAGLE3" if draft else None,
         "speculative_draft_model_path": draft,
         "speculative_num_steps": num_steps if draft else None,
         "speculative_eagle_topk": 1 if draft else None,
+        "speculative_accept_threshold_single": 1.0,
+        "speculative_accept_threshold_acc": 1.0,
+        "speculative_draft_window_size": None,
+        "speculative_draft_model_quantization": None,
+        "speculative_adaptive": False,
     }
     return {"/server_info": info | changes, "/generate": {"meta_info": meta}, "/health": b""}
 

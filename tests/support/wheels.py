@@ -10,6 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
 from sglang_capabilities import derive_capabilities, fetch_wheel, render_table
+from sglang_counters import reported_counters
 from sglang_target_classes import TargetClasses, Wheel, derive_target_classes
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "derive_capabilities",
     "derive_target_classes",
     "render_table",
+    "reported_counters",
     "target_classes",
     "wheel",
 ]

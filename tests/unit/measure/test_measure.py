@@ -6,45 +6,18 @@ import contextlib
 import json
 import sys
 import urllib.request
-from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
-from eagle3_export.documents.index import build_index
-from eagle3_export.documents.json_files import read_index, read_metadata, to_json
+from eagle3_export.documents.json_files import read_index, read_metadata
 from eagle3_export.errors import MeasurementError, UsageError
 from eagle3_export.measure import sweep as sweeping
-from eagle3_export.measure.counts import Counts, check, from_histogram
 from eagle3_export.measure.measurement import measure, measure_baseline, record
-from eagle3_export.measure.sweep import Sweep, running_server, sweep_depths
-from eagle3_export.measure.workload import Prompt, Workload, read_prompts
-from tests.support.documents import GOOD, export
+from eagle3_export.measure.sweep import Sweep, sweep_depths
+from eagle3_export.measure.workload import Prompt, Workload
+from tests.support.measuring import files_of, workload
 from tests.support.stand_in_server import running, sglang
-
-REPOSITORY = Path(__file__).resolve().parents[3]
-
-
-@pytest.fixture
-def draft(tmp_path):
-    """An export in a run's output directory."""
-    metadata = export("0", metrics=GOOD)
-    directory = tmp_path / "out" / "0"
-    directory.mkdir(parents=True)
-    (directory / "metadata.json").write_bytes(to_json(metadata))
-    (directory / "README.md").write_text("old")
-    (tmp_path / "out" / "index.json").write_bytes(to_json(build_index([metadata])))
-    return directory
-
-
-def workload(*prompts, **changes):
-    return Workload([Prompt(text=text) for text in prompts or ("a", "b")], "prompts.txt", **changes)
-
-
-def files_of(directory):
-    return {path: path.read_bytes() for path in directory.parent.rglob("*") if path.is_file()}
 
 
 class TestSGLang:
@@ -268,146 +241,6 @@ class TestVLLM:
         del answers["/server_info?config_format=json"]
         with running(answers) as server, pytest.raises(MeasurementError, match="VLLM_SERVER_DEV_MODE=1"):
             measure(draft, server.url, workload())
-
-
-@given(st.lists(st.integers(0, 50), min_size=2, max_size=9).filter(any))
-def test_length_is_one_plus_the_sum_over_positions_for_any_histogram(histogram):
-    depth, steps = len(histogram) - 1, sum(histogram)
-    accepted = sum(n * count for n, count in enumerate(histogram))
-    counts = Counts(accepted + steps, steps, accepted, from_histogram(histogram, depth))
-    check(counts, depth)
-    assert counts.acceptance_length == pytest.approx(1 + sum(counts.per_position))
-
-
-def stand_in(**changes):
-    template = f"{sys.executable} -m tests.support.stand_in_server --port {{port}} {{speculative}}"
-    options = {"template": template, "start_timeout": 60.0} | changes
-    return Sweep(target="org/verifier", **options)
-
-
-def speculative(draft):
-    return lambda depth: ["--speculative-draft-model-path", str(draft), "--speculative-num-steps", str(depth)]
-
-
-class TestSweep:
-    def test_one_server_per_depth_and_a_baseline(self, draft, monkeypatch):
-        monkeypatch.chdir(REPOSITORY)
-        said = []
-        result = sweep_depths(
-            draft, [3, 1], workload(), stand_in(arguments=speculative(draft)), say=said.append
-        )
-        # depth K: of 2 + (K-1) + K steps one accepts 1…K-1 drafts each and K accept K: 12/7 at 3, 1/3 at 1
-        lengths = [(m.num_steps, m.acceptance_length) for m in result.measurements]
-        assert lengths == [(3, pytest.approx(1 + 12 / 7)), (1, pytest.approx(1 + 1 / 3))]
-        assert result.baseline_tokens_per_second > 0
-        assert all(m.speedup or "busy" in m.reasons["speedup"] for m in result.measurements)
-        assert [m.num_steps for m in read_metadata(draft).measured.measurements] == [1, 3]
-        assert "baseline" in said[0]
-        json.dumps(result.as_dict(), allow_nan=False)
-
-    def test_a_server_that_does_not_start_is_named_with_its_log(self, draft):
-        failing = stand_in(
-            arguments=speculative(draft),
-            template=f"{sys.executable} -c 'raise SystemExit(\"no GPU\")' {{port}} {{speculative}}",
-        )
-        with pytest.raises(MeasurementError, match=r"(?s)ended with status 1.*no GPU"):
-            sweep_depths(draft, [3], workload(), failing)
-
-    def test_the_baseline_runs_in_the_dtype_that_the_draft_asks_for(self, draft, monkeypatch):
-        monkeypatch.chdir(REPOSITORY)
-        told = []
-
-        @contextlib.contextmanager
-        def spied(sweep, arguments):
-            told.append(list(arguments))
-            with running_server(sweep, [word for word in arguments if word not in dtype]) as url:
-                yield url
-
-        dtype = ["--dtype", "float32"]
-        monkeypatch.setattr(sweeping, "running_server", spied)
-        asked = stand_in(arguments=lambda depth: [*speculative(draft)(depth), *dtype])
-        sweep_depths(draft, [3], workload(), asked)
-        assert told[0] == dtype
-        assert told[1][-2:] == dtype
-
-    def test_a_server_that_stays_silent_is_stopped(self, draft):
-        silent = stand_in(
-            arguments=speculative(draft),
-            template=f"{sys.executable} -c 'import time; time.sleep(600)' {{port}} {{speculative}}",
-            start_timeout=0.2,
-        )
-        with pytest.raises(MeasurementError, match="did not answer"):
-            sweep_depths(draft, [3], workload(), silent, baseline=False)
-
-    def test_the_server_is_gone_afterwards(self, draft, monkeypatch):
-        monkeypatch.chdir(REPOSITORY)
-        with running_server(stand_in(arguments=speculative(draft)), []) as url:
-            assert urllib.request.urlopen(url + "/health", timeout=10).status == 200
-        with pytest.raises(OSError, match="refused"):
-            urllib.request.urlopen(url + "/health", timeout=10)
-
-    @pytest.mark.parametrize("template", ["server {port}", "server {speculative}", "server"])
-    def test_a_template_without_its_placeholders(self, draft, template):
-        with pytest.raises(UsageError, match="launch template has no"):
-            sweep_depths(draft, [3], workload(), stand_in(arguments=speculative(draft), template=template))
-
-    @pytest.mark.parametrize("depths", [[], [0], [3, -1]])
-    def test_depths_that_are_none(self, draft, depths):
-        with pytest.raises(UsageError, match="depths of at least 1"):
-            sweep_depths(draft, depths, workload(), stand_in(arguments=speculative(draft)))
-
-
-class TestPrompts:
-    @pytest.mark.parametrize(
-        ("name", "content", "expected"),
-        [
-            ("p.txt", "one\n\ntwo\n", [Prompt(text="one"), Prompt(text="two")]),
-            ("p.jsonl", '"one"\n{"prompt": "two"}\n', [Prompt(text="one"), Prompt(text="two")]),
-            (
-                "p.json",
-                '[{"turns": ["one", "two"]}, {"input_ids": [1, 2]}]',
-                [Prompt("one"), Prompt(input_ids=(1, 2))],
-            ),
-            (
-                "p.jsonl",
-                '{"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}',
-                [Prompt(messages=({"role": "user", "content": "Hi"},))],
-            ),
-        ],
-    )
-    def test_forms(self, tmp_path, name, content, expected):
-        (tmp_path / name).write_text(content)
-        assert read_prompts(tmp_path / name) == expected
-
-    def test_a_limit(self, tmp_path):
-        (tmp_path / "p.txt").write_text("one\ntwo\nthree\n")
-        assert len(read_prompts(tmp_path / "p.txt", limit=2)) == 2
-
-    @given(st.sampled_from(["p.txt", "p.json", "p.jsonl"]), st.binary(max_size=60))
-    def test_any_bytes_give_prompts_or_our_error(self, tmp_path_factory, name, content):
-        path = tmp_path_factory.mktemp("prompts") / name
-        path.write_bytes(content)
-        with contextlib.suppress(UsageError):
-            assert read_prompts(path)
-
-    @pytest.mark.parametrize(
-        "content", ["", "\n\n", "{}", "[1]", '[{"prompt": 3}]', '[{"input_ids": [1, "2"]}]', "[" * 100_000]
-    )
-    def test_what_is_no_prompt(self, tmp_path, content):
-        (tmp_path / "p.json").write_text(content)
-        with pytest.raises(UsageError):
-            read_prompts(tmp_path / "p.json")
-
-    def test_a_data_set(self, tmp_path):
-        datasets = pytest.importorskip("datasets")
-        from eagle3_export.measure.workload import dataset_prompts
-
-        datasets.Dataset.from_dict({"question": ["one", "two", "three"]}).to_parquet(
-            tmp_path / "train.parquet"
-        )
-        assert dataset_prompts(str(tmp_path), limit=2) == [Prompt(text="one"), Prompt(text="two")]
-        with pytest.raises(UsageError, match="cannot be loaded"):
-            dataset_prompts(str(tmp_path / "missing"))
 
 
 SERVER_OPTIONS = [
