@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +13,7 @@ import numpy as np
 import pytest
 
 from eagle3_export.storage.safetensors_file import TensorSource, read_safetensors
+from tests.support.machine import program, require_root
 
 SIZES = {"BOOL": 1, "U8": 1, "F8_E4M3": 1, "BF16": 2, "F16": 2, "F32": 4, "F64": 8, "I64": 8}
 
@@ -67,11 +66,8 @@ def served_names(path: Path, drop: tuple[str, ...] = ()) -> list[tuple[str, Tens
 @contextmanager
 def mounted(kind: str, directory: Path, megabytes: int, options: str = "loop") -> Iterator[Path]:
     """A new filesystem in a sparse file on a loop device; skips where the machine does not allow it."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a filesystem needs root")
-    maker = shutil.which(f"mkfs.{kind}", path=f"{os.environ.get('PATH', '')}:/sbin:/usr/sbin")
-    if maker is None:
-        pytest.skip(f"mkfs.{kind} is not installed")
+    require_root("mounting a filesystem")
+    maker = program(f"mkfs.{kind}")
     image, target = directory / f"{kind}.img", directory / kind
     target.mkdir()
     with image.open("wb") as file:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from eagle3_export.verify import verify_export
+from tests.support.machine import require_fuse
 from tests.support.storage import system_calls
 from tests.support.storage.campaign import Stage, kill_everywhere
 
@@ -19,22 +20,10 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.fixture(scope="session")
-def fuse() -> None:
-    """Skips where FUSE is not installed. pip brings `mfusepy`, which loads the system's library when imported."""
-    try:
-        import mfusepy  # noqa: F401
-    except ImportError:
-        pytest.skip("the Python package mfusepy is not installed")
-    except OSError as error:
-        pytest.skip(f"{error}: the system's FUSE library is not installed (Debian: fuse3)")
-    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        pytest.skip("/dev/fuse is missing or closed to this user")
-
-
 @pytest.fixture(params=["refused", "ignored"])
-def network(request: pytest.FixtureRequest, fuse: None, tmp_path: Path) -> Iterator[Path]:
+def network(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     """The mount point; the parameter says what becomes of rename flags."""
+    require_fuse()
     backing, mount = tmp_path / "backing", tmp_path / "mount"
     backing.mkdir()
     mount.mkdir()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.machine import program, require_root
 from tests.support.training.checks import assert_mirrors, output_of
 from tests.support.training.harness import MODULE, start
 from tests.support.training.tiny_world import TinyWorld, train_arguments
@@ -29,11 +29,12 @@ def nodes() -> Iterator[tuple[str, str]]:
     """Two network namespaces, joined by a cable; skips where this user may not make them."""
     names = (f"e3x-{os.getpid()}-0", f"e3x-{os.getpid()}-1")
 
+    program("ip")
+    require_root("making network namespaces")
+
     def ip(*arguments: str) -> None:
         subprocess.run(["ip", *arguments], check=True, capture_output=True)
 
-    if shutil.which("ip") is None:
-        pytest.skip("no `ip` command (iproute2)")
     try:
         for name in names:
             ip("netns", "add", name)

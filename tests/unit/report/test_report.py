@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from eagle3_export.report import figures, page, tabular, terminal
 from eagle3_export.report.gate import below, dropped, parse_max_drop
 from eagle3_export.report.runs import answers, read_run, read_runs
 from tests.support.documents import export, measurement
+from tests.support.machine import program
 
 
 def accuracies(*full):
@@ -300,11 +300,7 @@ class TestPage:
     @pytest.mark.slow
     @pytest.mark.parametrize(("width", "scheme"), [(375, "light"), (1200, "dark")])
     def test_in_chromium_nothing_is_wider_than_the_screen(self, two_runs, tmp_path, width, scheme):
-        browser = (
-            shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-        )
-        if browser is None:
-            pytest.skip("no Chromium here")
+        browser = program("chromium")
         (tmp_path / "report.html").write_text(page.to_html(read_runs(two_runs)))
         measured = in_browser(browser, tmp_path, width, scheme)
         assert measured["wide"] <= measured["screen"] == width

@@ -22,6 +22,7 @@ from eagle3_export.storage import copy
 from eagle3_export.storage.lock import output_lock
 from eagle3_export.training.run_exports import RunExports, Save
 from eagle3_export.verify import verify_export
+from tests.support.machine import program, require_root
 from tests.support.storage.checkpoints import write_checkpoint
 from tests.support.storage.filesystems import mounted
 
@@ -174,9 +175,7 @@ def test_a_rewrite_waits_for_the_export_unless_that_reads_a_private_clone(
 
 def test_quota(tmp_path: Path) -> None:
     """A limit on one subvolume of btrfs; the disk itself has room."""
-    btrfs = shutil.which("btrfs", path=f"{os.environ.get('PATH', '')}:/sbin:/usr/sbin")
-    if btrfs is None:
-        pytest.skip("btrfs-progs is not installed")
+    btrfs = program("btrfs")
     with mounted("btrfs", tmp_path, 256) as disk:
         for command in (["quota", "enable", disk], ["subvolume", "create", disk / "out"]):
             subprocess.run([btrfs, *command], check=True, capture_output=True)
@@ -248,10 +247,11 @@ def test_the_source_is_removed_under_the_export(place: Place, monkeypatch: pytes
 
 
 def test_a_mount_where_the_export_should_go(place: Place, tmp_path: Path) -> None:
+    require_root("mounting a filesystem")
     (place.out / "1").mkdir()
-    answer = subprocess.run(["mount", "-t", "tmpfs", "none", place.out / "1"], capture_output=True)
+    answer = subprocess.run(["mount", "-t", "tmpfs", "none", place.out / "1"], capture_output=True, text=True)
     if answer.returncode:
-        pytest.skip("mounting a filesystem needs root")
+        pytest.skip(f"tmpfs cannot be mounted here: {answer.stderr.strip()}")
     try:
         with pytest.raises(StorageError, match=r"(busy|Invalid cross-device link)"):
             place.export(overwrite=True)
