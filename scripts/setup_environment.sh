@@ -40,7 +40,7 @@ if [ ! -x .venv/bin/python ] || ! .venv/bin/python -m pip --version >/dev/null 2
 fi
 pip=(.venv/bin/python -m pip install)
 echo "[1/2] the package, speculators and the test tools" >&2
-"${pip[@]}" -e '.[train,report,test]' -r "$requirements" "${pins[@]}"
+"${pip[@]}" -e '.[train,report,test,test-dashboards]' -r "$requirements" "${pins[@]}"
 echo "[2/2] $sglang" >&2
 "${pip[@]}" --no-deps "$sglang"
 printf '%s' "$wanted" >"$stamp"

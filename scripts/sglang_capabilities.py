@@ -35,12 +35,15 @@ def fetch_wheel(version: str, directory: Path) -> Wheel:
     """
     found = sorted(directory.glob(f"sglang-{version}-*.whl"))
     if not found:
+        directory.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
         command += ["--retries", "1", "--timeout", "30"]
         # Wheels may be built for one Python only; none is run here.
-        command += ["--python-version", "3.11", "--dest", str(directory), f"sglang=={version}"]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
-        found = sorted(directory.glob(f"sglang-{version}-*.whl"))
+        command += ["--python-version", "3.11", f"sglang=={version}", "--dest"]
+        # Downloaded aside, so that an interrupted download is not taken for a wheel the next time.
+        with tempfile.TemporaryDirectory(dir=directory) as aside:
+            result = subprocess.run([*command, aside], capture_output=True, text=True, check=False)
+            found = [path.replace(directory / path.name) for path in Path(aside).glob("sglang-*.whl")]
         if not found:
             raise FileNotFoundError(f"sglang {version}: {result.stderr.strip()[-500:]}")
     return Wheel(found[0])

@@ -1,7 +1,11 @@
-"""Real SGLang wheels for the tests, from the package index; tests are skipped where it cannot be reached."""
+"""Real SGLang wheels for the tests, from the package index; tests are skipped where it cannot be reached.
+
+They are kept between runs, in `~/.cache/eagle3-export/wheels` or where `EAGLE3_EXPORT_WHEELS` says.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -28,21 +32,22 @@ _classes: dict[str, TargetClasses] = {}
 _failure: list[str] = []
 
 
-def wheel(release: str, factory: pytest.TempPathFactory) -> Wheel:
-    """The wheel of a release, downloaded once per session."""
+def wheel(release: str) -> Wheel:
+    """The wheel of a release, downloaded once."""
     if _failure:
         pytest.skip(_failure[0])
     if release not in _wheels:
+        folder = Path(os.environ.get("EAGLE3_EXPORT_WHEELS", "~/.cache/eagle3-export/wheels")).expanduser()
         try:
-            _wheels[release] = fetch_wheel(release, factory.mktemp("wheels"))
+            _wheels[release] = fetch_wheel(release, folder)
         except FileNotFoundError as error:
             _failure.append(f"the package index does not answer: {error}")
             pytest.skip(_failure[0])
     return _wheels[release]
 
 
-def target_classes(release: str, factory: pytest.TempPathFactory) -> TargetClasses:
+def target_classes(release: str) -> TargetClasses:
     """The target classes of a release, parsed once per session."""
     if release not in _classes:
-        _classes[release] = TargetClasses(wheel(release, factory))
+        _classes[release] = TargetClasses(wheel(release))
     return _classes[release]

@@ -16,7 +16,7 @@ from tests.support.machine import require_fuse
 from tests.support.storage import system_calls
 from tests.support.storage.campaign import Stage, kill_everywhere
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 ROOT = Path(__file__).parents[3]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.training.harness import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.training]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.training]
 
 RELEASE = "0.8.1"
 TESTS = ("test_saves.py", "test_callback.py")

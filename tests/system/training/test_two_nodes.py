@@ -15,7 +15,7 @@ from tests.support.training.checks import assert_mirrors, output_of
 from tests.support.training.harness import MODULE, start
 from tests.support.training.tiny_world import TinyWorld, train_arguments
 
-pytestmark = [pytest.mark.slow, pytest.mark.training]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.training]
 
 ADDRESSES = ("10.213.77.1", "10.213.77.2")
 # Run with the node's own, empty directory in place of $0, and list what it holds in the end.

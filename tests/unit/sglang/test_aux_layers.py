@@ -104,11 +104,10 @@ PROVEN = ["0.4.10", "0.5.12", "0.5.13", "0.5.17", "0.5.23"]
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("release", PROVEN)
-def test_the_table_is_what_the_classes_own_code_does(
-    release: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    derived = derive_target_classes(target_classes(release, tmp_path_factory))
+def test_the_table_is_what_the_classes_own_code_does(release: str) -> None:
+    derived = derive_target_classes(target_classes(release))
     known = {}
     for name, changes in TARGET_CLASSES.items():
         for since, found in changes:
@@ -118,11 +117,10 @@ def test_the_table_is_what_the_classes_own_code_does(
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("release", ["0.5.12", "0.5.13", "0.5.23"])
-def test_the_real_classes_capture_the_trained_layers(
-    release: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    classes = target_classes(release, tmp_path_factory)
+def test_the_real_classes_capture_the_trained_layers(release: str) -> None:
+    classes = target_classes(release)
     names = [name for name in ARCHITECTURES if name in classes.architectures and behaviour(name, release)]
     assert len(names) >= 30
 
@@ -137,12 +135,11 @@ def test_the_real_classes_capture_the_trained_layers(
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("release", ["0.5.12", "0.5.23"])
-def test_nothing_is_refused_that_could_be_encoded(
-    release: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_nothing_is_refused_that_could_be_encoded(release: str) -> None:
     """Every list of ids there is, tried on the real code, for each behaviour's first class."""
-    classes = target_classes(release, tmp_path_factory)
+    classes = target_classes(release)
     first: dict[str, str] = {}
     for name in ARCHITECTURES:
         found = behaviour(name, release)

@@ -35,6 +35,7 @@ def peak_of_convert(checkpoint: Path, out: Path) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["xfs", "ext4"])
 def test_convert_of_2_gb(tmp_path: Path, kind: str) -> None:
     """Zeros without room on the disk: cloned on XFS, copied through the page cache on ext4."""

@@ -297,6 +297,7 @@ def test_damaged_files(seed: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @given(st.integers(0, 2**64))
 @settings(max_examples=200)
 def test_damaged_files_100_000(seed: int) -> None:
