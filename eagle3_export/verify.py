@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -387,19 +387,4 @@ def _require_same_config(checkpoint: Checkpoint, config: _ExportedConfig) -> Non
 def _same_tensor(a: TensorSource, b: TensorSource) -> bool:
     if (a.entry.dtype, a.entry.shape, a.entry.nbytes) != (b.entry.dtype, b.entry.shape, b.entry.nbytes):
         return False
-    return all(left == right for left, right in zip(_chunks(a), _chunks(b), strict=True))
-
-
-def _chunks(source: TensorSource) -> Iterator[bytes]:
-    try:
-        with source.file.path.open("rb") as stream:
-            stream.seek(source.entry.offset)
-            left = source.entry.nbytes
-            while left:
-                chunk = stream.read(min(_CHUNK, left))
-                if not chunk:
-                    raise ExportInvalidError(f"{source.file.path} ends early.")
-                left -= len(chunk)
-                yield chunk
-    except OSError as error:
-        raise ExportInvalidError(f"{source.file.path} cannot be read: {error.strerror or error}.") from error
+    return all(left == right for left, right in zip(a.chunks(_CHUNK), b.chunks(_CHUNK), strict=True))

@@ -89,7 +89,7 @@ def storage_error(error: OSError, doing: str, path: Path, *, needed: int | None 
             "The quota is exhausted; the export was not published." if error.errno == errno.EDQUOT else ""
         )
         return disk_full_error(doing, path, needed, reason)
-    cause = os.strerror(error.errno) if error.errno is not None else str(error)
+    cause = error.strerror or str(error)
     return StorageError(f"{doing} {shown(path)} failed: {cause}.", remedy=_REMEDIES.get(error.errno or 0, ""))
 
 

@@ -10,19 +10,24 @@ from __future__ import annotations
 
 import json
 import os
-import stat
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from eagle3_export.errors import CheckpointError
 from eagle3_export.storage.faults import shown
+from eagle3_export.storage.regular_file import open_regular_file
 
 # The format allows 100 MB. A draft's header has a few kB, one of 100 000 tensors under 16 MiB, and parsed
 # JSON takes many times its size in memory.
 MAX_HEADER_BYTES = 16 * 1024 * 1024
 MAX_NAME_LENGTH = 1024
 _MAX_ELEMENTS = 2**63 - 1
+# JSON can write half of a character, which no text file can hold.
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 # safetensors 0.8 `Dtype`: bits per element.
 DTYPE_BITS = {
@@ -36,7 +41,14 @@ DTYPE_BITS = {
 
 @dataclass(frozen=True, slots=True)
 class FileIdentity:
-    """What tells whether a path or descriptor still holds the bytes that were read before."""
+    """Tells whether a path or descriptor still holds the bytes that were read before.
+
+    Attributes:
+        device: number of the filesystem.
+        inode: number of the file in it.
+        size: in bytes.
+        modified_ns: modification time in nanoseconds since 1970.
+    """
 
     device: int
     inode: int
@@ -45,7 +57,7 @@ class FileIdentity:
 
     @classmethod
     def of(cls, status: os.stat_result) -> FileIdentity:
-        """The identity in an `os.stat` or `os.fstat` answer."""
+        """Returns the identity in an `os.stat` or `os.fstat` answer."""
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
@@ -54,8 +66,11 @@ class TensorEntry:
     """One tensor inside one safetensors file.
 
     Attributes:
-        dtype: in safetensors' spelling, such as ``BF16``.
-        offset: absolute byte offset in the file.
+        name: as the header has it.
+        dtype: in safetensors' spelling, such as `BF16`.
+        shape: the number of elements along each dimension.
+        offset: of its first byte, counted from the start of the file.
+        nbytes: how many bytes it has.
     """
 
     name: str
@@ -70,9 +85,10 @@ class SafetensorsFile:
     """A validated header.
 
     Attributes:
+        path: where the file was read.
         size: of the whole file, in bytes.
-        data_start: absolute offset of the first tensor byte.
-        metadata: the header's ``__metadata__``.
+        data_start: offset of the first tensor byte, counted from the start of the file.
+        metadata: the header's `__metadata__`.
         tensors: by name, in the order of their bytes.
         identity: of the file that the header was read from; None for a header made by hand.
     """
@@ -87,10 +103,40 @@ class SafetensorsFile:
 
 @dataclass(frozen=True, slots=True)
 class TensorSource:
-    """Where a tensor's bytes come from."""
+    """Where a tensor's bytes come from.
+
+    Attributes:
+        file: the file that holds it.
+        entry: which of the file's tensors it is.
+    """
 
     file: SafetensorsFile
     entry: TensorEntry
+
+    def chunks(self, most_bytes: int) -> Iterator[bytes]:
+        """Reads the tensor's bytes, in pieces of `most_bytes`; the last one may be shorter.
+
+        Raises:
+            CheckpointError: the file cannot be read any more, or is shorter than its header said.
+        """
+        path, at, end = self.file.path, self.entry.offset, self.entry.offset + self.entry.nbytes
+        with _opened(path) as descriptor:
+            while at < end:
+                chunk = os.pread(descriptor, min(most_bytes, end - at), at)
+                if not chunk:
+                    raise _malformed(
+                        path, f"tensor {_quoted(self.entry.name)} was truncated while it was read"
+                    )
+                at += len(chunk)
+                yield chunk
+
+    def read(self) -> bytes:
+        """Reads the tensor's bytes at once: for a tensor that is known to be small.
+
+        Raises:
+            CheckpointError: as `chunks` does.
+        """
+        return b"".join(self.chunks(max(self.entry.nbytes, 1)))
 
 
 def read_safetensors(path: Path) -> SafetensorsFile:
@@ -100,27 +146,30 @@ def read_safetensors(path: Path) -> SafetensorsFile:
         CheckpointError: the file is missing, unreadable, truncated, too long, or its header breaks any rule.
     """
     path = Path(path)
+    with _opened(path) as descriptor:
+        status = os.fstat(descriptor)
+        header = _read_header(path, descriptor, status.st_size)
+    metadata, tensors = _parse_header(path, header, status.st_size)
+    return SafetensorsFile(path, status.st_size, 8 + len(header), metadata, tensors, FileIdentity.of(status))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """Opens a file, and raises every `OSError` of the block as `CheckpointError`."""
     try:
-        # O_NONBLOCK: a named pipe in the file's place must not stop us.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = open_regular_file(path)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
     except FileNotFoundError:
         raise CheckpointError(
             f"{shown(path)} is missing.",
             remedy="Check the path; a checkpoint still being written has it later.",
         ) from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{shown(path)} cannot be opened: {error}.") from error
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise _malformed(path, "it is not a regular file")
-        header = _read_header(path, descriptor, status.st_size)
-    except OSError as error:
-        raise CheckpointError(f"{shown(path)} cannot be read: {os.strerror(error.errno or 0)}.") from error
-    finally:
-        os.close(descriptor)
-    metadata, tensors = _parse_header(path, header, status.st_size)
-    return SafetensorsFile(path, status.st_size, 8 + len(header), metadata, tensors, FileIdentity.of(status))
+    except (OSError, ValueError) as error:  # ValueError: a path with a NUL character
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"{shown(path)} cannot be read: {reason}.") from error
 
 
 def _malformed(path: Path, problem: str) -> CheckpointError:
@@ -187,19 +236,15 @@ def _refuse_constant(constant: str) -> NoReturn:
 def _parse_metadata(path: Path, value: Any) -> dict[str, str]:
     if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
         raise _malformed(path, "__metadata__ is not a map from strings to strings")
-    if any(_has_surrogates(text) for pair in value.items() for text in pair):
+    if any(_SURROGATE.search(text) for pair in value.items() for text in pair):
         raise _malformed(path, "__metadata__ holds text that is not valid Unicode")
     return value
-
-
-def _has_surrogates(text: str) -> bool:
-    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _name_problem(name: str) -> str | None:
     if not name or len(name) > MAX_NAME_LENGTH:
         return f"has {len(name)} characters (1 to {MAX_NAME_LENGTH} are allowed)"
-    if not name.isprintable() or _has_surrogates(name):
+    if not name.isprintable():
         return "holds characters that cannot be printed"
     if name.startswith(("/", "\\")) or ".." in name.replace("\\", "/").split("/"):
         return "looks like a path that leaves its directory"

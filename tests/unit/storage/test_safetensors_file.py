@@ -15,7 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle3_export.errors import CheckpointError
-from eagle3_export.storage.safetensors_file import DTYPE_BITS, SafetensorsFile, read_safetensors
+from eagle3_export.storage.byte_plan import plan_layout
+from eagle3_export.storage.safetensors_file import (
+    DTYPE_BITS,
+    SafetensorsFile,
+    TensorSource,
+    read_safetensors,
+)
 from tests.support.storage.filesystems import SIZES, draft_tensors, safetensors_bytes
 
 TWO = {"a": ("BF16", (2, 3), bytes(range(12))), "b": ("I64", (1,), bytes(range(8)))}
@@ -173,8 +179,8 @@ def test_what_is_no_readable_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to("loop")
     for name, reason in [
-        ("missing", "is missing"), (".", "not a regular file"), ("pipe", "not a regular file"),
-        ("loop", "cannot be opened"), ("a\0b", "cannot be opened"), ("x" * 300, "cannot be opened"),
+        ("missing", "is missing"), (".", "Is a directory"), ("pipe", "not a regular file"),
+        ("loop", "cannot be read"), ("a\0b", "cannot be read"), ("x" * 300, "cannot be read"),
     ]:  # fmt: skip
         with pytest.raises(CheckpointError, match=reason):
             read_safetensors(tmp_path / name)
@@ -185,6 +191,55 @@ def test_a_path_that_is_not_utf8_can_be_shown(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"caf\\xe9 is missing") as caught:
         read_safetensors(path)
     str(caught.value).encode()
+
+
+def test_a_header_with_very_many_names(tmp_path: Path) -> None:
+    """One of them twice; work that grew with the square of their number would show in the duration of the tests."""
+    count = 20_000
+    header = {f"{number:x}": entry(shape=[1], offsets=[number, number + 1]) for number in range(count)}
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(with_header(header, bytes(count)))
+    file = read_safetensors(path)
+    assert list(file.tensors) == list(header)
+    tensors = [(name, TensorSource(file, tensor)) for name, tensor in file.tensors.items()]
+    assert plan_layout(tensors, None, 4096).whole_file is file
+    assert len(plan_layout(tensors[::2], None, 4096).segments) == count // 2
+    with pytest.raises(CheckpointError, match="exported as '0'"):
+        plan_layout([*tensors, tensors[0]], None, 4096)
+    twice = json.dumps(header).encode()[:-1] + b',"0":{}}'
+    path.write_bytes(with_header(twice, bytes(count)))
+    with pytest.raises(CheckpointError, match="the key '0' occurs twice"):
+        read_safetensors(path)
+
+
+@given(data=st.binary(min_size=1, max_size=300), most=st.integers(1, 400))
+def test_a_tensor_is_read_in_pieces_or_at_once(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes, most: int
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "pieces.safetensors"
+    path.write_bytes(safetensors_bytes({**TWO, "c": ("U8", (len(data),), data), "d": ("U8", (0,), b"")}))
+    file = read_safetensors(path)
+    source = TensorSource(file, file.tensors["c"])
+    chunks = list(source.chunks(most))
+    assert b"".join(chunks) == source.read() == data
+    assert {len(chunk) for chunk in chunks[:-1]} <= {most}
+    assert TensorSource(file, file.tensors["d"]).read() == b""
+
+
+def test_a_tensor_of_a_file_that_is_no_longer_whole_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(safetensors_bytes(TWO))
+    file = read_safetensors(path)
+    source = TensorSource(file, file.tensors["b"])
+    os.truncate(path, path.stat().st_size - 1)
+    with pytest.raises(CheckpointError, match="tensor 'b' was truncated"):
+        source.read()
+    path.unlink()
+    with pytest.raises(CheckpointError, match="is missing"):
+        source.read()
+    os.mkfifo(path)
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        source.read()
 
 
 def test_a_hostile_header_costs_bounded_memory(tmp_path: Path) -> None:
