@@ -13,7 +13,14 @@ from eagle3_export.storage.safetensors_file import DTYPE_BITS, SafetensorsFile, 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A run of bytes that moves in one piece; offsets are absolute, in bytes."""
+    """A run of bytes that moves in one piece.
+
+    Attributes:
+        file: where the bytes come from.
+        source_offset: of the first byte, from the start of `file`.
+        offset: of the first byte, from the start of the new file.
+        nbytes: how many bytes there are.
+    """
 
     file: SafetensorsFile
     source_offset: int
@@ -51,8 +58,11 @@ def plan_layout(
 
     Args:
         tensors: new name and source of each tensor; their order does not matter.
-        metadata: the new ``__metadata__``; None keeps that of the first tensor's file.
+        metadata: the new `__metadata__`; None keeps that of the first tensor's file.
         block_size: the filesystem's, in bytes.
+
+    Returns:
+        the plan, with the bytes of the new header.
 
     Raises:
         CheckpointError: two tensors would get the same name.
@@ -84,11 +94,11 @@ def plan_layout(
 
 
 def _in_file_order(tensors: Sequence[tuple[str, TensorSource]]) -> list[tuple[str, TensorSource]]:
-    """Source order, so that neighbours stay neighbours; wide dtypes first where files or gaps would
-    misalign them.
+    """Returns the tensors in the order of the new file.
 
-    safetensors' own writer orders by dtype width for the same reason: a reader that maps the file needs
-    each tensor at a multiple of its element's size.
+    That is the order of the source file, if all of it is exported: then it moves in one piece. Otherwise wide dtypes
+    come first, as safetensors' own writer has them: a reader that maps the file needs each tensor at a multiple of its
+    element's size, which a gap or a second file could disturb.
     """
     file_numbers: dict[str, int] = {}
     for _, source in tensors:
@@ -114,7 +124,11 @@ def _append_run(runs: list[Segment], piece: Segment) -> None:
 
 
 def _data_start(least: int, runs: list[Segment], nbytes: int, block_size: int) -> int:
-    """The first tensor byte's offset, `least` or more: the longest run lies in blocks as in its source."""
+    """Returns where tensor data starts.
+
+    That is `least` or more: padded so that the longest run sits at the same offset within a filesystem block as in its
+    source, which lets it be cloned.
+    """
     if not runs:
         return least
     longest = max(runs, key=lambda run: run.nbytes)

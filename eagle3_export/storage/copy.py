@@ -18,13 +18,14 @@ from eagle3_export.storage.byte_plan import Layout, Segment, plan_layout
 from eagle3_export.storage.faults import DISK_FULL, FILE_MODE, disk_full_error, free_bytes, os_errors, shown
 from eagle3_export.storage.safetensors_file import TensorSource
 from eagle3_export.storage.sources import FICLONE, FICLONERANGE, PinnedSources, open_sources
+from eagle3_export.storage.write_back import WriteBack
 
 __all__ = ["WriteReport", "open_sources", "write_safetensors"]
 
 Method = Literal["reflink", "copy_file_range", "sendfile", "read"]
 
-# Small enough that Ctrl+C is heeded soon, large enough that the calls cost nothing.
-_STEP_BYTES = 64 * 1024 * 1024
+# Small enough that Ctrl+C is heeded and the disk busy soon, large enough that the calls cost nothing.
+_STEP_BYTES = 16 * 1024 * 1024
 _READ_BYTES = 1024 * 1024
 _UNSUPPORTED = {
     errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL,
@@ -37,10 +38,10 @@ class WriteReport:
     """How a file was written.
 
     Attributes:
-        method: the way that most bytes went.
+        method: how most bytes were moved.
         bytes_total: size of the new file.
         bytes_copied: tensor bytes that were not cloned.
-        seconds: wall time, without syncing to disk.
+        seconds: wall time; the disk may not have all of it yet.
     """
 
     method: Method
@@ -59,10 +60,14 @@ def write_safetensors(
     """Writes `tensors`, each under its new name, to the new file `destination`.
 
     Args:
-        destination: must not exist. It is removed again if anything fails; it is not synced to disk. It gets the
-            modification time of its newest source.
-        metadata: the new ``__metadata__``; None keeps that of the first tensor's file.
+        destination: must not exist. It is removed again if anything fails. It gets the modification time of its
+            newest source. The kernel is asked to write it to the disk at once, but nothing waits for that: sync it.
+        tensors: new name and source of each tensor.
+        metadata: the new `__metadata__`; None keeps that of the first tensor's file.
         sources: the opened sources, from `open_sources`; None opens them for this call.
+
+    Returns:
+        how it was written.
 
     Raises:
         StorageError: a source changed or ended early, or the destination could not be written.
@@ -90,7 +95,7 @@ def write_safetensors(
 
 
 def _take_times(target: int, pinned: PinnedSources, layout: Layout) -> None:
-    """The modification time of the newest source tells whose bytes these are, whatever the clock does."""
+    """Gives the new file its newest source's modification time: by it a later look knows whose bytes these are."""
     sources = {segment.file.path: segment.file for segment in layout.segments}.values()
     if sources:
         modified = max(pinned.identity(file).modified_ns for file in sources)
@@ -98,7 +103,7 @@ def _take_times(target: int, pinned: PinnedSources, layout: Layout) -> None:
 
 
 def _block_size(directory: Path) -> int:
-    """The filesystem's block size where it is one that a clone could need, else 4096."""
+    """Returns the filesystem's block size where it is one that a clone could need, else 4096."""
     try:
         size = os.statvfs(directory).f_frsize
     except OSError:
@@ -168,22 +173,28 @@ def _clone_blocks(target: int, source: int, segment: Segment, block: int) -> lis
 
 
 class _Copier:
-    """Copies ranges into one descriptor by the first way that works; a way that fails once is not tried
-    again.
+    """Copies ranges into one file, in the order of their offsets there, by the first way that works.
+
+    A way that fails once is not tried again.
 
     Attributes:
         method: the way in use.
+
+    Args:
+        target: descriptor of the file.
     """
 
     def __init__(self, target: int) -> None:
         self._target = target
         self._ways = list(_WAYS)
+        self._write_back = WriteBack(target)
 
     @property
     def method(self) -> Method:
         return self._ways[0][0]
 
     def copy(self, source: int, segment: Segment) -> None:
+        """Copies `segment` from the descriptor `source`."""
         done = 0
         while done < segment.nbytes:
             count = min(_STEP_BYTES, segment.nbytes - done)
@@ -197,6 +208,7 @@ class _Copier:
                 moved = 0
             if moved:
                 done += moved
+                self._write_back.reached(segment.offset + done)
             elif len(self._ways) > 1:
                 # Some filesystems answer 0, as at the end of a file, where they should say "not supported".
                 del self._ways[0]

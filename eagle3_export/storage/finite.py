@@ -1,16 +1,17 @@
 """Finds tensors with NaN or infinite values, at the speed of reading the file.
 
-A value is not finite when its exponent bits are all ones. Read as an unsigned integer, the negative ones
-among these are then the largest numbers there are; read as a signed integer, the positive ones are. Two
-integer maxima over a buffer that stays in the CPU's cache decide it, without a temporary.
+NaN and infinity have all exponent bits set. So max() over the buffer viewed as signed integers finds the
+positive ones, max() over unsigned integers the negative ones. The buffer stays in the processor's cache, and
+nothing else is allocated.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
 from eagle3_export.errors import StorageError
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 # Fits the second-level cache of current server CPUs, so each byte comes from memory once.
 _BUFFER_BYTES = 1024 * 1024
+# What a thread takes at a time: small enough that all threads end together.
+_PIECE_BYTES = 16 * 1024 * 1024
+# Beside the caller's. More would take cores from a training step for the sake of milliseconds.
+_MOST_HELPERS = 3
 
 
 class _Limits(NamedTuple):
@@ -47,59 +52,137 @@ _LIMITS = {
     "F8_E8M0": _Limits(1, None, 0xFF),
 }
 # Their only NaN is negative zero's pattern: the smallest signed integer.
-_NEGATIVE_ZERO_IS_NAN = {"F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1}
+_NEGATIVE_ZERO_IS_NAN = frozenset({"F8_E4M3FNUZ", "F8_E5M2FNUZ"})
 
 
-def non_finite_tensors(
-    tensors: Sequence[tuple[str, TensorSource]],
-    *,
-    sources: PinnedSources | None = None,
-    stop: threading.Event | None = None,
-) -> list[str]:
-    """The names of the tensors that hold a NaN or an infinity, in the order given.
+def non_finite_tensors(tensors: Sequence[tuple[str, TensorSource]]) -> list[str]:
+    """Returns the names of the tensors that hold a NaN or an infinity, in the order given.
 
-    Streams the files through one buffer of 1 MiB. Integer and boolean tensors are finite.
+    Integer and boolean tensors are finite.
 
     Args:
-        sources: the opened sources, from `open_sources`; None opens them for this call.
-        stop: once set, the scan ends early and its answer means nothing.
+        tensors: name and source of each tensor.
 
     Raises:
         StorageError: a source cannot be read, or changed while it was.
     """
-    import numpy as np
-
-    buffer = np.empty(_BUFFER_BYTES, dtype=np.uint8)
-    found = []
-    with open_sources(tensors) if sources is None else nullcontext(sources) as pinned:
-        for name, source in tensors:
-            if source.entry.dtype in _LIMITS or source.entry.dtype in _NEGATIVE_ZERO_IS_NAN:
-                with os_errors("Reading", source.file.path):
-                    if _has_non_finite(pinned.descriptor(source.file), source, buffer, stop):
-                        found.append(name)
-        pinned.require_unchanged()
-    return found
+    with open_sources(tensors) as pinned, FiniteScan(tensors, pinned) as scan:
+        return scan.result()
 
 
-def _has_non_finite(
-    descriptor: int, source: TensorSource, buffer: np.ndarray, stop: threading.Event | None
-) -> bool:
-    at, end = source.entry.offset, source.entry.offset + source.entry.nbytes
-    while at < end and not (stop and stop.is_set()):
-        want = min(len(buffer), end - at)
-        have = 0
-        while have < want:
-            got = os.preadv(descriptor, [buffer.data[have:want]], at + have)
-            if not got:
-                raise StorageError(
-                    f"{shown(source.file.path)} was truncated while it was being read.",
-                    remedy="Export it again once the save has finished.",
-                )
-            have += got
-        if _chunk_has_non_finite(source.entry.dtype, buffer[:want]):
-            return True
-        at += want
-    return False
+class FiniteScan:
+    """The search for tensors with NaN or infinite values. A context manager.
+
+    Threads of its own search from the beginning of the `with` block; `result` helps them. Leaving the block ends the
+    search, whether it is done or not; afterwards the sources may be closed.
+
+    Args:
+        tensors: name and source of each tensor.
+        sources: their opened files, from `open_sources`.
+    """
+
+    def __init__(self, tensors: Sequence[tuple[str, TensorSource]], sources: PinnedSources) -> None:
+        self._tensors = tensors
+        self._sources = sources
+        self._pieces = _pieces(tensors)
+        self._taking = threading.Lock()
+        self._found: set[int] = set()
+        self._error: BaseException | None = None
+        self._ended = False
+        self._helpers: list[threading.Thread] = []
+
+    def __enter__(self) -> FiniteScan:
+        for _ in range(_helpers()):
+            helper = threading.Thread(target=self._search, name="finite-scan", daemon=True)
+            # An interpreter that is shutting down starts no threads, but may still wait for one that exports.
+            with suppress(RuntimeError):
+                helper.start()
+                self._helpers.append(helper)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended = True
+        for helper in self._helpers:
+            helper.join()
+
+    def result(self) -> list[str]:
+        """Searches what no thread has taken yet, and waits for the threads.
+
+        Returns:
+            the names of the tensors with NaN or infinite values, in the order given.
+
+        Raises:
+            StorageError: a source cannot be read, or changed while it was.
+        """
+        self._search()
+        for helper in self._helpers:
+            helper.join()
+        if self._error is not None:
+            raise self._error
+        self._sources.require_unchanged()
+        return [self._tensors[number][0] for number in sorted(self._found)]
+
+    def _search(self) -> None:
+        import numpy as np
+
+        try:
+            buffer = np.empty(_BUFFER_BYTES, dtype=np.uint8)
+            while (piece := self._take()) is not None:
+                if piece.number not in self._found and self._has_non_finite(piece, buffer):
+                    self._found.add(piece.number)
+        except BaseException as error:
+            self._error = error
+            self._ended = True
+
+    def _take(self) -> _Piece | None:
+        with self._taking:
+            return None if self._ended else next(self._pieces, None)
+
+    def _has_non_finite(self, piece: _Piece, buffer: np.ndarray) -> bool:
+        file, dtype = piece.source.file, piece.source.entry.dtype
+        descriptor, at = self._sources.descriptor(file), piece.offset
+        with os_errors("Reading", file.path):
+            while at < piece.end and not self._ended:
+                want = min(len(buffer), piece.end - at)
+                have = 0
+                while have < want:
+                    got = os.preadv(descriptor, [buffer.data[have:want]], at + have)
+                    if not got:
+                        raise StorageError(
+                            f"{shown(file.path)} was truncated while it was being read.",
+                            remedy="Export it again once the save has finished.",
+                        )
+                    have += got
+                if _chunk_has_non_finite(dtype, buffer[:want]):
+                    return True
+                at += want
+        return False
+
+
+class _Piece(NamedTuple):
+    """A part of the tensor `number` of the list; `offset` and `end` count bytes from the start of its file."""
+
+    number: int
+    source: TensorSource
+    offset: int
+    end: int
+
+
+def _pieces(tensors: Sequence[tuple[str, TensorSource]]) -> Iterator[_Piece]:
+    for number, (_, source) in enumerate(tensors):
+        entry = source.entry
+        if entry.dtype in _LIMITS or entry.dtype in _NEGATIVE_ZERO_IS_NAN:
+            end = entry.offset + entry.nbytes
+            for offset in range(entry.offset, end, _PIECE_BYTES):
+                yield _Piece(number, source, offset, min(offset + _PIECE_BYTES, end))
+
+
+def _helpers() -> int:
+    """Returns how many threads search beside the caller, which has a copy to make meanwhile."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(_MOST_HELPERS, cores - 1))
 
 
 def _chunk_has_non_finite(dtype: str, chunk: np.ndarray) -> bool:

@@ -1,9 +1,8 @@
-"""Source files held open, so that a copy in the background does not mind what the trainer does to their
-names.
+"""Holds source files open, so that a copy in the background is not disturbed when the trainer moves or removes them.
 
-An open descriptor keeps the bytes through a later rename or unlink. What it cannot keep out is a rewrite in
-place (the trainer with safetensors before 0.8): that is detected, or made impossible by a private clone
-where the filesystem has reflinks.
+An open descriptor keeps the bytes through a later rename or unlink. It does not keep out a rewrite in place (as a
+trainer with safetensors before 0.8 does it): that is detected, or made impossible by a private clone where the
+filesystem has reflinks.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from types import TracebackType
 
 from eagle3_export.errors import StorageError
 from eagle3_export.storage.faults import os_errors, shown
+from eagle3_export.storage.regular_file import open_regular_file
 from eagle3_export.storage.safetensors_file import FileIdentity, SafetensorsFile, TensorSource
 
 # linux/fs.h; the numbers are those of every architecture that generic ioctl encoding covers (x86, arm,
@@ -28,7 +28,14 @@ class PinnedSources:
     """Open descriptors of source files. A context manager; `close` may be called twice.
 
     Attributes:
-        isolated: every descriptor is a private clone: nothing done to the source files can reach it any more.
+        isolated: every descriptor is a private clone, so nothing done to the source files can change its bytes.
+
+    Args:
+        files: the source files, as their headers were read.
+        clone_beside: as for `open_sources`.
+
+    Raises:
+        StorageError: a file is gone, cannot be opened, or changed since its header was read.
     """
 
     def __init__(self, files: Sequence[SafetensorsFile], clone_beside: Path | None = None) -> None:
@@ -43,18 +50,18 @@ class PinnedSources:
             raise
 
     def descriptor(self, file: SafetensorsFile) -> int:
-        """The open descriptor of a pinned file."""
+        """Returns the open descriptor of a pinned file."""
         return self._descriptors[file.path][0]
 
     def identity(self, file: SafetensorsFile) -> FileIdentity:
-        """What a pinned file was when it was opened."""
+        """Returns what a pinned file was when it was opened."""
         return self._identities[file.path]
 
     def require_unchanged(self) -> None:
         """Checks that no pinned file was rewritten or truncated since its header was read.
 
         Raises:
-            StorageError: one was; whatever was copied or scanned meanwhile cannot be trusted.
+            StorageError: one was, so what was copied or scanned meanwhile cannot be trusted.
         """
         for path, (descriptor, identity) in self._descriptors.items():
             with os_errors("Reading", path):
@@ -63,7 +70,7 @@ class PinnedSources:
                 raise _changed(path)
 
     def close(self) -> None:
-        """Lets the files go."""
+        """Closes the files."""
         while self._descriptors:
             os.close(self._descriptors.popitem()[1][0])
 
@@ -79,7 +86,7 @@ class PinnedSources:
         if file.path in self._descriptors:
             return
         with os_errors("Opening the source", file.path):
-            descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            descriptor = open_regular_file(file.path)
             try:
                 identity = FileIdentity.of(os.fstat(descriptor))
             except BaseException:
@@ -103,13 +110,15 @@ class PinnedSources:
 def open_sources(
     tensors: Sequence[tuple[str, TensorSource]], *, clone_beside: Path | None = None
 ) -> PinnedSources:
-    """Opens every file that `tensors` come from. Takes well under a millisecond a file.
+    """Opens every file that `tensors` come from, in well under a millisecond a file.
 
     Args:
         tensors: as given to `write_safetensors`.
-        clone_beside: a directory on the export's filesystem. Where that filesystem has reflinks and holds
-            the sources too, the descriptors become private clones without a name, which vanish with the
-            process.
+        clone_beside: a directory on the export's filesystem. Where that filesystem has reflinks and holds the
+            sources too, the descriptors become private clones without a name, which vanish with the process.
+
+    Returns:
+        the opened files.
 
     Raises:
         StorageError: a file is gone, cannot be opened, or changed since its header was read.

@@ -27,8 +27,8 @@ FILE_CALLS = {
     18: "pwrite64", 21: "access", 40: "sendfile", 72: "fcntl", 73: "flock", 74: "fsync", 76: "truncate",
     77: "ftruncate", 78: "getdents", 82: "rename", 83: "mkdir", 84: "rmdir", 87: "unlink", 88: "symlink",
     89: "readlink", 137: "statfs", 138: "fstatfs", 217: "getdents64", 257: "openat", 258: "mkdirat", 262: "newfstatat",
-    263: "unlinkat", 264: "renameat", 266: "symlinkat", 267: "readlinkat", 280: "utimensat", 295: "preadv",
-    316: "renameat2", 326: "copy_file_range", 332: "statx",
+    263: "unlinkat", 264: "renameat", 266: "symlinkat", 267: "readlinkat", 277: "sync_file_range", 280: "utimensat",
+    295: "preadv", 316: "renameat2", 326: "copy_file_range", 332: "statx",
 }  # fmt: skip
 
 _libc = ctypes.CDLL(None, use_errno=True)

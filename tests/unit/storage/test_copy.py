@@ -17,10 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle3_export.errors import CheckpointError, StorageError
-from eagle3_export.storage import copy
+from eagle3_export.storage import copy, write_back
 from eagle3_export.storage.copy import write_safetensors
 from eagle3_export.storage.safetensors_file import TensorSource, read_safetensors
 from eagle3_export.storage.sources import open_sources
+from tests.support.storage import system_calls
 from tests.support.storage.filesystems import SIZES, draft_tensors, safetensors_bytes, served_names
 
 Write = Callable[..., Path]
@@ -230,6 +231,15 @@ def test_a_source_replaced_before_it_is_opened_is_refused(tmp_path: Path, write_
         open_sources(tensors)
 
 
+def test_a_named_pipe_in_the_place_of_a_source_is_refused(tmp_path: Path, write_draft: Write) -> None:
+    """And not waited for."""
+    tensors = served_names(write_draft())
+    (tmp_path / "model.safetensors").unlink()
+    os.mkfifo(tmp_path / "model.safetensors")
+    with pytest.raises(StorageError, match=r"model\.safetensors failed: it is not a regular file"):
+        open_sources(tensors)
+
+
 def test_a_missing_source_is_refused(tmp_path: Path, write_draft: Write) -> None:
     tensors = served_names(write_draft())
     (tmp_path / "model.safetensors").unlink()
@@ -319,6 +329,34 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
         [sys.executable, "-c", program, source, tmp_path / "out"], capture_output=True, text=True, check=True
     )
     assert int(answer.stdout) < 32 * 1024
+
+
+def test_the_disk_begins_to_write_while_the_copy_goes_on(
+    ext4_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen in the system calls: between the steps of the copy, not after the last of them."""
+    monkeypatch.setattr(copy, "_STEP_BYTES", 1_000_000)
+    monkeypatch.setattr(write_back, "_STEP_BYTES", 1_000_000)
+    if not system_calls.AVAILABLE:
+        pytest.skip("the system calls are counted on x86-64 only")
+    directory = ext4_directory / "write-back"
+    directory.mkdir()
+    source = directory / "model.safetensors"
+    source.write_bytes(safetensors_bytes({"a": ("U8", (2_500_000,), bytes(2_500_000))}))
+    tensors = served_names(source)
+
+    def action() -> int:
+        write_safetensors(directory / "out", tensors)
+        return 0
+
+    try:
+        outcome = system_calls.run(action)
+    except OSError as error:
+        pytest.skip(f"processes may not be traced here: {error}")
+    names = {326: "copy", 277: "write back"}
+    calls = [names[call] for call in outcome.calls if call in names]
+    assert calls == ["copy", "write back", "copy", "write back", "copy"]
+    holds_exactly(directory / "out", {"a": ("U8", (2_500_000,), bytes(2_500_000))})
 
 
 def test_an_export_has_the_modification_time_of_its_source(tmp_path: Path, write_draft: Write) -> None:

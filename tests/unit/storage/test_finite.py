@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,8 @@ from hypothesis import strategies as st
 
 from eagle3_export.errors import StorageError
 from eagle3_export.storage import finite
-from eagle3_export.storage.finite import non_finite_tensors
+from eagle3_export.storage.finite import FiniteScan, non_finite_tensors
+from eagle3_export.storage.sources import open_sources
 from eagle3_export.storage.write import write_and_scan
 from tests.support.storage.filesystems import draft_tensors, safetensors_bytes, served_names
 
@@ -100,22 +103,54 @@ def test_a_failing_copy_ends_the_scan(tmp_path: Path) -> None:
         write_and_scan(tmp_path / "missing" / "out", served_names(source))
 
 
-def test_a_failing_scan_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("bad", [[], ["t3"], ["t0", "t7"], ["t7", "t1", "t0"]])
+def test_threads_that_share_the_work_find_the_same_in_the_order_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: list[str]
+) -> None:
+    """Pieces of 64 bytes: every thread gets some of every tensor, whose only bad value is the last one of all."""
+    monkeypatch.setattr(finite, "_PIECE_BYTES", 64)
+    monkeypatch.setattr(finite, "_helpers", lambda: 3)
+    names = [f"t{number}" for number in range(8)]
+    tensors = []
+    for name in names:
+        data = np.ones(500, dtype=np.float32)
+        data[-1] = np.nan if name in bad else 0
+        tensors.append((name, "F32", data))
+    found = served_names(write(tmp_path / "f", *tensors))
+    assert non_finite_tensors(found) == sorted(bad)
+    assert non_finite_tensors(found[::-1]) == sorted(bad, reverse=True)
+
+
+@pytest.mark.parametrize("pieces", ["one", "many"])
+def test_a_source_truncated_under_the_scan_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: str
+) -> None:
+    """Whichever thread meets it, and no thread is left behind."""
+    if pieces == "many":
+        monkeypatch.setattr(finite, "_PIECE_BYTES", 64)
     source = write(tmp_path / "source", ("x", "BF16", np.zeros(1000, dtype=np.uint16)))
+    tensors = served_names(source)
+    threads = threading.active_count()
+    with open_sources(tensors) as pinned:
+        os.truncate(source, 1000)
+        with pytest.raises(StorageError, match="source was truncated"), FiniteScan(tensors, pinned) as scan:
+            scan.result()
+    assert threading.active_count() == threads
 
-    def fault(*_: object) -> bool:
-        raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(finite, "_has_non_finite", fault)
-    with pytest.raises(StorageError, match=r"Reading .*source failed: Input/output error"):
-        write_and_scan(tmp_path / "out", served_names(source))
+def test_a_source_rewritten_under_the_scan_is_refused(tmp_path: Path) -> None:
+    source = write(tmp_path / "source", ("x", "BF16", np.zeros(1000, dtype=np.uint16)))
+    tensors = served_names(source)
+    with open_sources(tensors) as pinned:
+        os.utime(source, ns=(0, 0))
+        with pytest.raises(StorageError, match="source was changed"), FiniteScan(tensors, pinned) as scan:
+            scan.result()
 
 
 def test_without_a_second_thread_the_scan_still_happens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An interpreter that shuts down starts no threads."""
-    import threading
 
     def refuse(self: threading.Thread) -> None:
         raise RuntimeError("can't create new thread at interpreter shutdown")
