@@ -7,11 +7,12 @@ under which it would be another quantity altogether are refused.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from eagle3_export.errors import MeasurementError
-from eagle3_export.measure.facts import ServerFacts
+from eagle3_export.measure.facts import ServerFacts, read_text
 
 # Keys of SGLang's /server_info, which are the names of its ServerArgs (`server_args.py`, from 0.5.22
 # `arg_groups/fields/`). Values are those after its own resolution: a draft that inherits the target's quantisation
@@ -27,8 +28,13 @@ _DTYPES = {"half": "float16", "float": "float32", "bf16": "bfloat16", "f16": "fl
 
 
 def known_settings(said: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
-    """Returns those settings that are compared here, numbers and short texts only."""
-    return {key: said[key] for key in keys if key in said and isinstance(said[key], str | int | float | None)}
+    """Returns those settings that are compared here: texts, numbers and nulls, nothing else."""
+    settings = {key: said[key] for key in keys if key in said}
+    return {
+        key: read_text(value) if isinstance(value, str) else value
+        for key, value in settings.items()
+        if isinstance(value, str | int | float | None)
+    }
 
 
 def refuse_other_quantity(facts: ServerFacts) -> None:
@@ -62,7 +68,7 @@ def setting_differences(facts: ServerFacts, launch_arguments: Sequence[str], dty
         launch_arguments: the export's, from its metadata.
         dtype: of the export's weights.
     """
-    asked = dict(zip(launch_arguments[::2], launch_arguments[1::2], strict=False))
+    asked = dict(itertools.pairwise(launch_arguments))
     found = [_topk_difference(facts), _quantization_difference(facts.settings)]
     if facts.kind == "sglang":
         found += [
@@ -82,7 +88,9 @@ def _quantization_difference(settings: Mapping[str, Any]) -> str | None:
     # Releases before 0.5.7 have no key for the draft: it gets what the target was given.
     key = "speculative_draft_model_quantization"
     method = settings[key] if key in settings else settings.get("quantization")
-    return f"The server quantises the draft ({method}), the export is not quantised." if method else None
+    if method in (None, "", "unquant"):
+        return None
+    return f"The server quantises the draft ({method}), the export is not quantised."
 
 
 def _window_difference(settings: Mapping[str, Any], asked: str | None) -> str | None:

@@ -14,8 +14,9 @@ from eagle3_export.documents.json_files import read_index, read_metadata
 from eagle3_export.errors import MeasurementError, UsageError
 from eagle3_export.measure import sweep as sweeping
 from eagle3_export.measure.measurement import measure, measure_baseline, record
+from eagle3_export.measure.prompt_forms import Prompt, parse_prompt
 from eagle3_export.measure.sweep import Sweep, sweep_depths
-from eagle3_export.measure.workload import Prompt, Workload
+from eagle3_export.measure.workload import Workload
 from tests.support.measuring import files_of, workload
 from tests.support.stand_in_server import running, sglang
 
@@ -54,6 +55,62 @@ class TestSGLang:
         body = server.requests[-1][1]
         assert body["messages"] == [{"role": "user", "content": "Hi"}]
         assert body["return_meta_info"] is True
+
+    def test_messages_are_sent_as_they_are_with_what_stood_beside_them(self, draft):
+        answers = sglang(str(draft))
+        answers["/v1/chat/completions"] = {"choices": [answers["/generate"]]}
+        tools = [{"type": "function", "function": {"name": "add"}}]
+        call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function"}]}
+        turns = [
+            {"role": "user", "content": [{"type": "text", "text": "2 + 2?"}], "name": "Ann"},
+            call,
+            {"role": "tool", "content": "4", "tool_call_id": "1"},
+        ]
+        prompt = parse_prompt({"messages": turns, "tools": tools})
+        with running(answers) as server:
+            measure(draft, server.url, Workload([prompt], "chat"))
+        body = server.requests[-1][1]
+        assert (body["messages"], body["tools"]) == (turns, tools)
+
+    def test_a_release_without_counters_for_chat(self, draft):
+        answers = sglang(str(draft), release="0.5.12") | {"/v1/chat/completions": {"choices": [{"index": 0}]}}
+        prompt = Prompt(messages=({"role": "user", "content": "Hi"},))
+        with (
+            running(answers) as server,
+            pytest.raises(MeasurementError, match=r"SGLang 0\.5\.12.*chat") as caught,
+        ):
+            measure(draft, server.url, Workload([prompt], "chat"))
+        assert "from 0.5.13 on" in caught.value.why
+
+    @pytest.mark.parametrize("release", ["0.5.10", "0.5.11", "0.5.12"])
+    def test_a_release_with_other_names(self, draft, release):
+        with running(sglang(str(draft), release=release)) as server:
+            found = measure(draft, server.url, workload())
+        assert found.acceptance_length == pytest.approx(2.9)
+        assert found.accepted_per_position == pytest.approx([0.8, 0.7, 0.4])
+        assert found.server_version == release
+
+    def test_many_requests_at_a_time(self, draft):
+        with running(sglang(str(draft))) as server:
+            found = measure(draft, server.url, workload(*"abcdefghij", concurrency=4))
+        assert (found.verify_steps, found.prompts, found.concurrency) == (100, 10, 4)
+
+    def test_progress_tells_the_acceptance_length_so_far(self, draft):
+        told = []
+
+        def progress(done, total, counts):
+            told.append((done, total, round(counts.acceptance_length, 6)))
+
+        with running(sglang(str(draft))) as server:
+            measure(draft, server.url, workload("a", "b"), progress=progress)
+        assert told == [(1, 2, 2.9), (2, 2, 2.9)]
+
+    def test_a_pointer_is_not_written_through(self, draft):
+        with running(sglang(str(draft))) as server:
+            found = measure(draft, server.url, workload())
+        (draft.parent / "best").symlink_to("0")
+        with pytest.raises(UsageError, match="a pointer"):
+            record(draft.parent / "best", found)
 
     def test_a_release_that_reports_verify_steps_only(self, draft):
         answers = sglang(str(draft)) | {
@@ -198,14 +255,12 @@ class VLLM:
         )
         self.positions = [per_position.labels("m", "0", str(k)) for k in range(3)]
         self.others = others
-        config = {
-            "speculative_config": {"method": "eagle3", "model": str(draft), "num_speculative_tokens": 3}
-        }
+        self.config = {"method": "eagle3", "model": str(draft), "num_speculative_tokens": 3}
         self.answers = {
             "/metrics": lambda _: generate_latest(self.registry),
             "/v1/models": {"data": [{"id": "m", "root": "org/verifier"}]},
             "/version": {"version": "0.12.0"},
-            "/server_info?config_format=json": {"vllm_config": config},
+            "/server_info?config_format=json": {"vllm_config": {"speculative_config": self.config}},
             "/v1/completions": self.complete,
         }
 
@@ -235,6 +290,50 @@ class TestVLLM:
             pytest.raises(MeasurementError, match="nobody else"),
         ):
             measure(draft, server.url, workload())
+
+    def test_answers_with_counters_of_their_own_are_taken_whatever_others_do(self, draft):
+        vllm = VLLM(draft, others=5)
+        # as vLLM writes them with --per-request-spec-decode-metrics summary
+        counters = {
+            "mean_acceptance_length": 2.9,
+            "draft_acceptance_rate": 19 / 30,
+            "acceptance_histogram": [2, 1, 3, 4],
+            "num_spec_steps": 10,
+            "num_accepted_draft_tokens": 19,
+            "num_draft_tokens": 30,
+            "num_spec_tokens": 3,
+        }
+        own = {"usage": {"completion_tokens": 29}, "metrics": {"speculative_decoding": counters}}
+        for metrics in (vllm.answers["/metrics"], 404):
+            with running(vllm.answers | {"/v1/completions": own, "/metrics": metrics}) as server:
+                server.answers["/v1/models"]["data"][0]["owned_by"] = "vllm"
+                found = measure(draft, server.url, workload())
+            assert (found.acceptance_length, found.verify_steps) == (pytest.approx(2.9), 20)
+            assert found.accepted_per_position == pytest.approx([0.8, 0.7, 0.4])
+
+    @pytest.mark.parametrize("metrics", [b"# HELP python_info Python\npython_info 1.0\n", 404])
+    @pytest.mark.parametrize("tells_config", [True, False])
+    def test_a_server_that_keeps_no_counters(self, draft, metrics, tells_config):
+        answers = VLLM(draft).answers
+        answers |= {"/metrics": metrics, "/v1/completions": {"usage": {"completion_tokens": 29}}}
+        answers["/v1/models"] = {"data": [{"id": "m", "owned_by": "vllm"}]}
+        if not tells_config:
+            del answers["/server_info?config_format=json"]
+        with running(answers) as server, pytest.raises(MeasurementError, match="--disable-log-stats"):
+            measure(draft, server.url, workload())
+
+    @pytest.mark.parametrize(
+        "text", [b"vllm:x{ 1", b'vllm:x{a="b} 1', b"vllm:x one", b"vllm:\xff 1 2 3 4", b"# TYPE vllm:x"]
+    )
+    def test_metrics_that_are_none(self, draft, text):
+        with running(VLLM(draft).answers | {"/metrics": text}) as server, pytest.raises(MeasurementError):
+            measure(draft, server.url, workload())
+
+    def test_a_quantised_draft_is_a_difference(self, draft):
+        vllm = VLLM(draft)
+        vllm.config["quantization"] = "fp8"
+        with running(vllm.answers) as server:
+            assert "quantises the draft (fp8)" in measure(draft, server.url, workload()).differences[0]
 
     def test_a_server_that_does_not_tell_its_draft(self, draft):
         answers = VLLM(draft).answers
