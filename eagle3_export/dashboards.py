@@ -1,8 +1,8 @@
 """Exports on the dashboards a run already has.
 
-speculators sends metrics through the standard-library logger ``speculators.metrics`` as nested dicts with
-``extra={"step": n}``; ``--logger`` hangs the handlers of tensorboard, wandb, trackio and mlflow on it
-(``speculators.train.logger.setup_metric_logger``). A record sent there shows up wherever the run is watched.
+speculators sends metrics through the standard-library logger `speculators.metrics` as nested dicts with
+`extra={"step": n}`; `--logger` hangs the handlers of tensorboard, wandb, trackio and mlflow on it
+(`speculators.train.logger.setup_metric_logger`). A record sent there shows up wherever the run is watched.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from eagle3_export.documents.schema import ExportMetadata
+from eagle3_export.documents.row import export_row
+from eagle3_export.documents.schema import ExportMetadata
 
 METRIC_LOGGER = "speculators.metrics"
 EXPORTED, FAILED = 1, 0
@@ -21,30 +21,19 @@ PATH_TAG = "export/path"
 
 
 def export_series(metadata: ExportMetadata) -> dict[str, Any]:
-    """The numbers of one export by name below ``export/``; what is unknown is left out, never repeated or NaN.
+    """Returns the numbers of one export by name below `export/`; what is unknown is left out, never repeated or NaN.
 
-    ``acceptance_length/depth_<K>`` is the estimate for K draft steps. ``status`` is 1 for an export and 0 for a
+    `acceptance_length/depth_<K>` is the estimate for K draft steps. `status` is 1 for an export and 0 for a
     failure. Bytes are those of the tensor file; seconds are the time to write it.
+
+    Args:
+        metadata: what was exported.
     """
-    series = {
-        "status": EXPORTED,
-        "epoch": metadata.epoch,
-        "global_step": metadata.global_step,
-        "full_acc_0": metadata.full_acc_0,
-        "estimated_acceptance_length": metadata.estimated_acceptance_length,
-        "adjusted_acceptance_length": metadata.acceptance.adjusted_acceptance_length,
-        "bytes": metadata.weights.bytes,
-        "seconds": metadata.weights.seconds,
-    }
-    series |= {
-        f"acceptance_length/depth_{row.num_steps}": row.acceptance_length
-        for row in metadata.acceptance.per_depth
-    }
-    return {name: value for name, value in series.items() if value is not None}
+    return {"status": EXPORTED, **export_row(metadata).dashboard()}
 
 
 def log_export(metadata: ExportMetadata, path: str | Path, *, step: int | None = None) -> None:
-    """Show an export, or its metrics once they arrive, on the run's dashboards.
+    """Shows an export, or its metrics once they arrive, on the run's dashboards.
 
     Args:
         metadata: what was exported.
@@ -57,15 +46,20 @@ def log_export(metadata: ExportMetadata, path: str | Path, *, step: int | None =
 
 
 def log_failure(message: str, *, step: int | None) -> None:
-    """Show on the run's dashboards that a checkpoint was not exported, and why."""
+    """Shows on the run's dashboards that a checkpoint was not exported, and why.
+
+    Args:
+        message: why.
+        step: the trainer's global step now.
+    """
     _send({"status": FAILED, "message": message}, step)
 
 
 def log_to_accelerator(accelerator: Any, metadata: ExportMetadata, *, step: int | None = None) -> None:
-    """Show an export on the trackers of an ``accelerate.Accelerator``, for scripts that have one.
+    """Shows an export on the trackers of an `accelerate.Accelerator`, for scripts that have one.
 
     Args:
-        accelerator: one whose ``init_trackers`` has been called.
+        accelerator: one whose `init_trackers` has been called.
         metadata: what was exported.
         step: default: the checkpoint's global step.
     """
@@ -78,7 +72,7 @@ def _send(values: dict[str, Any], step: int | None) -> None:
 
 
 def _tag_mlflow_run(path: str | Path) -> None:
-    """mlflow's handler keeps numbers only; where a run is active, its tag says where the export lies."""
+    """Says in a tag of the active mlflow run where the export lies; mlflow's handler keeps numbers only."""
     mlflow = sys.modules.get("mlflow")
     run = mlflow.active_run() if mlflow is not None else None
     if mlflow is not None and run is not None:

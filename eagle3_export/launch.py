@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ class ServingCommand:
     Attributes:
         shell: one line for a POSIX shell.
         num_steps: draft steps per verify step; reason: where that number comes from.
+        warning: what speaks against serving this draft at that depth; None where nothing does.
         findings: what was said about this draft at export.
     """
 
@@ -34,6 +34,7 @@ class ServingCommand:
     num_steps: int
     reason: str
     findings: tuple[Finding, ...]
+    warning: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """For `--json`."""
@@ -41,6 +42,7 @@ class ServingCommand:
             "command": self.shell,
             "num_steps": self.num_steps,
             "num_steps_reason": self.reason,
+            "warning": self.warning,
             "findings": [finding.as_dict() for finding in self.findings],
         }
 
@@ -60,14 +62,12 @@ def serving_command(
     """
     if not target.strip() or target.startswith("-"):
         raise UsageError(f"{target!r} names no model to serve.", remedy="Name a path or a hub id.")
-    if cost_ratio is not None and not math.isfinite(cost_ratio):
-        raise UsageError(f"A cost ratio of {cost_ratio} says nothing about a depth.")
     directory = resolved(export)
     metadata = read_metadata(directory)
-    reason = "as asked"
+    reason, warning = "as asked", None
     if num_steps is None:
         recommended = recommend_depth(metadata, cost_ratio=cost_ratio)
-        num_steps, reason = recommended.num_steps, recommended.reason
+        num_steps, reason, warning = recommended.num_steps, recommended.reason, recommended.warning
     elif cost_ratio is not None:
         raise UsageError("--cost-ratio chooses the depth that --num-steps gives.", remedy="Name one of them.")
     return ServingCommand(
@@ -75,6 +75,7 @@ def serving_command(
         num_steps,
         reason,
         tuple(Finding(f.id, f.level, f.cause, f.remedy) for f in metadata.sglang.findings),
+        warning,
     )
 
 

@@ -225,6 +225,8 @@ def launch(
             print_json(command.as_dict())
         else:
             echo(f"{command.num_steps} draft steps: {command.reason}")
+            if command.warning is not None:
+                echo(f"warning: {command.warning}", color="yellow")
             typer.echo(command.shell)
 
 

@@ -54,7 +54,7 @@ def report(
 ) -> None:
     """Show the exports of one or more runs: which epoch to deploy, at what depth, how sure, and whether it held."""
     with reporting(as_json):
-        from eagle3_export.report.gate import below, dropped, parse_max_drop
+        from eagle3_export.report.gate import against_baseline, against_minimum, parse_max_drop
         from eagle3_export.report.runs import read_run, read_runs
 
         allowed = parse_max_drop(max_drop)
@@ -75,13 +75,14 @@ def report(
             from eagle3_export.report.figures import to_png
 
             _write(png, to_png(runs))
-        problems = [] if fail_below is None else [p for run in runs for p in below(run, fail_below)]
+        checks = [] if fail_below is None else [c for run in runs for c in against_minimum(run, fail_below)]
         if compare is not None:
             baseline = read_run(compare)
-            problems += [p for run in runs for p in dropped(run, baseline, allowed)]
-        for problem in problems:
-            echo(f"failed: {problem}", color="red")
-        if problems:
+            checks += [c for run in runs for c in against_baseline(run, baseline, allowed)]
+        colors = {True: "green", False: "red", None: None}
+        for check in checks:
+            echo(str(check), color=colors[check.passed])
+        if any(check.passed is False for check in checks):
             raise typer.Exit(1)
 
 

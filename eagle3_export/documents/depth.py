@@ -5,23 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from eagle3_export.documents.measurements import MeasurementSeries, series
 from eagle3_export.documents.schema import ExportMetadata, Measurement
-from eagle3_export.estimates.acceptance import best_depth, chain_accuracies, length
-from eagle3_export.estimates.accuracies import StepAccuracies
+from eagle3_export.estimates.acceptance import estimated_lengths
+from eagle3_export.estimates.depth import best_depth, require_cost_ratio
 
 FALLBACK_NUM_STEPS = 3  # sglang 0.5.23's choice for Llama-style EAGLE-3 drafts
 MAX_NUM_STEPS = 16
+SLOWER = "Serving without a draft is faster."
 
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
     """A draft depth and why.
 
-    Args:
-        num_steps: value for SGLang's ``--speculative-num-steps``.
+    Attributes:
+        num_steps: value for SGLang's `--speculative-num-steps`.
         acceptance_length: expected tokens per verify step there, bonus token included; None where unknown.
         speedup: expected against decoding without a draft; None where the cost of a draft step is unknown.
         reason: one sentence.
+        warning: one sentence if serving without a draft is faster, else None.
     """
 
     num_steps: int
@@ -29,104 +32,100 @@ class Recommendation:
     speedup: float | None
     reason: str
 
-
-def estimated_lengths(
-    metadata: ExportMetadata, max_num_steps: int = MAX_NUM_STEPS, *, adjusted: bool = False
-) -> dict[int, float]:
-    """Estimated acceptance length, bonus token included, for every depth from 1 on; empty where unknown.
-
-    Args:
-        metadata: of the export.
-        max_num_steps: the last depth.
-        adjusted: for text that leaves the draft vocabulary as often as the coverage says.
-    """
-    coverage = metadata.acceptance.coverage
-    if metadata.estimated_acceptance_length is None or (adjusted and coverage is None):
-        return {}
-    accuracies = StepAccuracies(tuple(metadata.acceptance.steps))
-    chain = chain_accuracies(accuracies, max_num_steps)
-    ratio = coverage.ratio if adjusted and coverage is not None else 1.0
-    return {depth: length(chain[:depth], ratio) for depth in range(1, max_num_steps + 1)}
-
-
-def measured_lengths(metadata: ExportMetadata) -> dict[int, float]:
-    """Measured acceptance length by depth, the newest measurement of each."""
-    if metadata.measured is None:
-        return {}
-    return {m.num_steps: m.acceptance_length for m in reversed(metadata.measured.measurements)}
+    @property
+    def warning(self) -> str | None:
+        """What speaks against serving this draft at all."""
+        return SLOWER if self.speedup is not None and self.speedup < 1 else None
 
 
 def recommend_depth(metadata: ExportMetadata, *, cost_ratio: float | None = None) -> Recommendation:
-    """The depth K that maximises AL(K) / (1 + K·c), or the one that was measured fastest.
+    """Returns the draft depth to serve an export with, by the first of these rules that applies.
 
-    Given c, it decides. Else, where two or more depths were timed on a server, the fastest; where one was, c follows
-    from its speed-up. Else the depth that was trained. AL(K) is measured where two or more depths were, estimated
-    otherwise.
+    1. `cost_ratio` is given: the depth K that maximises AL(K) / (1 + K·c).
+    2. Two or more depths were timed under equal conditions: the fastest of them.
+    3. One depth has a measured speed-up: as in 1, with the c that follows from it.
+    4. The depth that was trained.
+
+    AL(K) is measured if two or more depths were measured under equal conditions, else estimated. If measurements under
+    several conditions would do, those made last decide.
 
     Args:
         metadata: of the export.
-        cost_ratio: c, time of one draft step / time of one step without a draft.
+        cost_ratio: c, time of one draft step / time of one step without a draft; at least 0.
+
+    Raises:
+        UsageError: `cost_ratio` is negative or not finite.
     """
-    measured, lengths, kind = measured_lengths(metadata), estimated_lengths(metadata), "estimated"
-    if len(measured) > 1 or (measured and not lengths):
-        lengths, kind = measured, "measured"
+    measured = series(metadata)
+    if cost_ratio is not None:
+        require_cost_ratio(cost_ratio)
+        by_cost = _by_cost(metadata, cost_ratio, "as given", measured)
+        if by_cost is not None:
+            return by_cost
+    else:
+        for one in measured:
+            if len({m.num_steps for m in one.timed()}) > 1:
+                return _fastest(one.timed())
+        for one in measured:
+            ratio = one.cost_ratio()
+            by_cost = None if ratio is None else _by_cost(metadata, ratio, "as measured", [one])
+            if by_cost is not None:
+                return by_cost
+    return _trained(metadata)
+
+
+def _known_lengths(
+    metadata: ExportMetadata, measured: Sequence[MeasurementSeries]
+) -> tuple[dict[int, float], str]:
+    """Lengths by depth: of the newest series of several depths, else estimated, else of the newest series."""
+    several = [one.lengths() for one in measured if len(one.lengths()) > 1]
+    estimated = estimated_lengths(metadata.acceptance, MAX_NUM_STEPS)
+    if several or not estimated:
+        return (several or [one.lengths() for one in measured] or [{}])[0], "measured"
+    return estimated, "estimated"
+
+
+def _by_cost(
+    metadata: ExportMetadata, cost_ratio: float, where: str, measured: Sequence[MeasurementSeries]
+) -> Recommendation | None:
+    """The depth with the highest speed-up for this cost; None where no acceptance length is known."""
+    lengths, kind = _known_lengths(metadata, measured)
+    if not lengths:
+        return None
+    best = best_depth(lengths, cost_ratio)
     trained = len(metadata.acceptance.steps)
-    where = "as given"
-    if cost_ratio is None and metadata.measured is not None:
-        timed = _comparable_times(metadata.measured.measurements)
-        if len({m.num_steps for m in timed}) > 1:
-            return _fastest(timed)
-        cost_ratio, where = metadata.measured.cost_ratio, "as measured"
-    if cost_ratio is not None and lengths:
-        best = best_depth(lengths, cost_ratio)
-        beyond = kind == "estimated" and best.num_steps > trained
-        extrapolated = f"; extrapolated beyond the {trained} trained" if beyond else ""
-        return Recommendation(
-            best.num_steps,
-            best.acceptance_length,
-            best.speedup,
-            f"Of the {kind} acceptance lengths this depth promises the highest speed-up, {best.speedup:.2f}, if a"
-            f" draft step costs {cost_ratio:.3g} of a step without a draft, {where}{extrapolated}."
-            + _warning(best.speedup),
-        )
-    depth = trained or FALLBACK_NUM_STEPS
-    what = "The depth that was trained" if trained else "A usual depth; the trained one is unknown"
+    beyond = kind == "estimated" and best.num_steps > trained
+    extrapolated = f"; extrapolated beyond the {trained} trained" if beyond else ""
     return Recommendation(
-        depth,
-        lengths.get(depth),
-        None,
-        f"{what}. What a draft step costs is not known; `eagle3-export measure --sweep` finds it.",
+        best.num_steps,
+        best.acceptance_length,
+        best.speedup,
+        f"Of the {kind} acceptance lengths this depth promises the highest speed-up, {best.speedup:.2f}, if a draft"
+        f" step costs {cost_ratio:.3g} of a step without a draft, {where}{extrapolated}.",
     )
 
 
-def _comparable_times(measurements: Sequence[Measurement]) -> list[Measurement]:
-    """Those with a throughput; only those with a speed-up too where others have one, for then theirs was noise."""
-    timed = [m for m in measurements if m.tokens_per_second]
-    sped = [m for m in timed if m.speedup]
-    return sped or timed
-
-
 def _fastest(timed: Sequence[Measurement]) -> Recommendation:
-    best = max(timed, key=lambda m: m.tokens_per_second or 0.0)
+    best = max(timed, key=lambda m: (m.tokens_per_second or 0.0, -m.num_steps))
     times = f", {best.speedup:.2f} times as fast as without a draft" if best.speedup else ""
     depths = ", ".join(str(depth) for depth in sorted({m.num_steps for m in timed}))
     return Recommendation(
         best.num_steps,
         best.acceptance_length,
         best.speedup,
-        f"Measured fastest of the depths {depths}: {best.tokens_per_second:.1f} tokens/s{times}."
-        + _warning(best.speedup),
+        f"Measured fastest of the depths {depths}: {best.tokens_per_second:.1f} tokens/s at concurrency"
+        f" {best.concurrency}{times}.",
     )
 
 
-def _warning(speedup: float | None) -> str:
-    return " Serving without a draft is faster." if speedup is not None and speedup < 1 else ""
-
-
-def headline_measurement(metadata: ExportMetadata) -> Measurement | None:
-    """The measurement to show first: at the trained depth, where the estimate is not extrapolated, else the newest."""
-    measurements = metadata.measured.measurements if metadata.measured else []
+def _trained(metadata: ExportMetadata) -> Recommendation:
     trained = len(metadata.acceptance.steps)
-    return next(
-        (m for m in measurements if m.num_steps == trained), measurements[0] if measurements else None
+    depth = trained or FALLBACK_NUM_STEPS
+    what = "The depth that was trained" if trained else "A usual depth; the trained one is unknown"
+    lengths, _ = _known_lengths(metadata, series(metadata))
+    return Recommendation(
+        depth,
+        lengths.get(depth),
+        None,
+        f"{what}. What a draft step costs is not known; `eagle3-export measure --sweep` finds it.",
     )

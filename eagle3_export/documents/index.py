@@ -1,4 +1,4 @@
-"""``index.json``: every export of a run, the newest and the best."""
+"""`index.json`: every export of a run, the newest and the best."""
 
 from __future__ import annotations
 
@@ -6,55 +6,61 @@ from collections.abc import Sequence
 from typing import Any
 
 from eagle3_export.documents.json_files import utc_now
+from eagle3_export.documents.row import export_row
 from eagle3_export.documents.schema import ExportIndex, ExportMetadata, IndexEntry
+from eagle3_export.estimates.acceptance import NO_ESTIMATE
+from eagle3_export.estimates.comparison import Basis, comparable_majority
+from eagle3_export.estimates.reasons import explained
 
 
 def build_index(
     exports: Sequence[ExportMetadata], *, latest: str | None = None, best: str | None = None
 ) -> ExportIndex:
-    """List a run's exports in order of training.
+    """Lists a run's exports in order of training.
 
     Args:
         exports: their metadata, in any order.
-        latest: name the ``latest`` pointer has; default: the one saved last.
-        best: name the ``best`` pointer has; default: :func:`choose_best`.
+        latest: name the `latest` pointer has; default: the one saved last.
+        best: name the `best` pointer has; default: that of `choose_best`.
     """
     ordered = in_training_order(exports)
-    latest = latest or (ordered[-1].name if ordered else None)
-    best = best or choose_best(ordered)
-    reasons = {}
-    if latest is None:
-        reasons["latest"] = "Nothing has been exported yet."
-    if best is None:
-        reasons["best"] = "No export has an estimate from validation yet."
+    pointers = {
+        "latest": latest or (ordered[-1].name if ordered else None),
+        "best": best or choose_best(ordered),
+    }
+    because = {
+        "latest": "Nothing has been exported yet.",
+        "best": "No export has an estimate from validation yet.",
+    }
     return ExportIndex(
-        latest=latest,
-        best=best,
+        **pointers,
         updated_at=utc_now(),
         exports=[_index_entry(export) for export in ordered],
-        reasons=reasons,
+        reasons=explained(pointers, because),
     )
 
 
 def choose_best(exports: Sequence[ExportMetadata]) -> str | None:
-    """Name of the export with the highest estimate from validation, the later one of two that are equal.
+    """Returns the name of the export with the highest estimate from validation, the later one of two that are equal.
 
-    Only estimates on the scale of most are compared: a geometric one does not count the bonus token.
+    Exports are compared only with those whose estimates can be compared: the largest group that was estimated by
+    one method, at the shallowest depth that one of the group was trained for.
     """
-    rated = [
-        export
-        for export in exports
-        if export.acceptance.source == "validation" and export.estimated_acceptance_length is not None
-    ]
-    methods = [export.acceptance.includes_bonus_token for export in rated]
-    comparable = [e for e in rated if e.acceptance.includes_bonus_token == max(methods, key=methods.count)]
-    if not comparable:
+    compared = compared_exports(exports)
+    basis = Basis.common([export.acceptance for export in compared])
+    if basis is None:
         return None
-    return max(comparable, key=lambda e: (e.estimated_acceptance_length or 0.0, _training_order(e))).name
+    return max(compared, key=lambda e: (basis.length(e.acceptance), _training_order(e))).name
+
+
+def compared_exports(exports: Sequence[ExportMetadata]) -> list[ExportMetadata]:
+    """Returns the exports among which the best one is chosen: those whose estimates can be compared."""
+    validated = [export for export in exports if export.acceptance.source == "validation"]
+    return [validated[at] for at in comparable_majority([export.acceptance for export in validated])]
 
 
 def in_training_order(exports: Sequence[ExportMetadata]) -> list[ExportMetadata]:
-    """The exports as training saved them; those that do not know their step come last."""
+    """Returns the exports as training saved them; those that do not know their step come last."""
     return sorted(exports, key=_training_order)
 
 
@@ -64,32 +70,21 @@ def _training_order(export: ExportMetadata) -> tuple[bool, int, int, str]:
 
 
 def _index_entry(export: ExportMetadata) -> IndexEntry:
-    acceptance, measured = export.acceptance, export.measured
+    row, acceptance = export_row(export), export.acceptance
     values: dict[str, Any] = {
-        "name": export.name,
-        "epoch": export.epoch,
-        "global_step": export.global_step,
-        "full_acc_0": export.full_acc_0,
-        "estimated_acceptance_length": export.estimated_acceptance_length,
-        "measured_acceptance_length": measured.acceptance_length if measured else None,
-        "measured_num_steps": measured.num_steps if measured else None,
-        "acceptance_source": acceptance.source,
-        "acceptance_method": acceptance.method,
-        "acceptance_num_steps": acceptance.num_steps,
-        "includes_bonus_token": acceptance.includes_bonus_token,
-        "per_depth": {str(row.num_steps): row.acceptance_length for row in acceptance.per_depth},
-        "kind": export.source.kind,
-        "created_at": export.created_at,
-        "bytes": export.weights.bytes,
-        "seconds": export.weights.seconds,
+        name: getattr(row, name) for name in IndexEntry.model_fields if name not in ("reasons", "per_depth")
     }
-    known = {
+    because = {
         **export.reasons,
-        "measured_acceptance_length": export.reasons.get("measured", ""),
-        "measured_num_steps": export.reasons.get("measured", ""),
-        "acceptance_source": acceptance.reasons.get("source", ""),
-        "acceptance_method": acceptance.reasons.get("method", ""),
-        "acceptance_num_steps": acceptance.reasons.get("num_steps", ""),
-        "includes_bonus_token": acceptance.reasons.get("includes_bonus_token", ""),
+        "measured_acceptance_length": export.reasons.get("measured"),
+        "measured_num_steps": export.reasons.get("measured"),
+        "acceptance_source": acceptance.reasons.get("source"),
+        "acceptance_method": acceptance.reasons.get("method"),
+        "acceptance_num_steps": acceptance.reasons.get("num_steps"),
+        "includes_bonus_token": acceptance.reasons.get("includes_bonus_token"),
     }
-    return IndexEntry(**values, reasons={name: known[name] for name, v in values.items() if v is None})
+    return IndexEntry(
+        **values,
+        per_depth={str(depth): length for depth, length in row.per_depth.items()},
+        reasons=explained(values, because, NO_ESTIMATE),
+    )

@@ -19,13 +19,13 @@ _Document = TypeVar("_Document", bound=BaseModel)
 
 
 def to_json(document: BaseModel) -> bytes:
-    """The document as strict JSON: no NaN, no infinity, keys in the model's order, a newline at the end."""
+    """Returns the document as strict JSON: no NaN, no infinity, keys in the model's order, a newline at the end."""
     content = document.model_dump(mode="json")
     return (json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False) + "\n").encode()
 
 
 def read_metadata(path: str | Path) -> ExportMetadata:
-    """Read ``metadata.json``, or that of an export directory.
+    """Reads `metadata.json`, or that of an export directory.
 
     Raises:
         ExportInvalidError: the file is missing, is no strict JSON or does not follow the schema.
@@ -34,7 +34,7 @@ def read_metadata(path: str | Path) -> ExportMetadata:
 
 
 def read_index(path: str | Path) -> ExportIndex:
-    """Read ``index.json``, or that of a run's output directory.
+    """Reads `index.json`, or that of a run's output directory.
 
     Raises:
         ExportInvalidError: the file is missing, is no strict JSON or does not follow the schema.
@@ -73,5 +73,5 @@ def _refuse_constant(name: str) -> None:
 
 
 def utc_now() -> str:
-    """The current time as the documents write it."""
+    """Returns the current time in UTC, as the documents write it."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")

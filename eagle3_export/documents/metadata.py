@@ -1,7 +1,8 @@
-"""``metadata.json`` of an export: built when it is written, completed when validation or a server has spoken."""
+"""`metadata.json` of an export: built when it is written, completed when validation or a server has spoken."""
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import sys
 from collections.abc import Mapping, Sequence
@@ -10,22 +11,17 @@ from typing import Any
 
 from eagle3_export._version import __version__
 from eagle3_export.documents.json_files import utc_now
-from eagle3_export.documents.schema import (
-    ExportMetadata,
-    Measured,
-    Measurement,
-    Serving,
-    Source,
-    Weights,
-)
+from eagle3_export.documents.measurements import measured_section, measurements_of, with_newest
+from eagle3_export.documents.schema import ExportMetadata, Measurement, Serving, Source, Weights
 from eagle3_export.estimates.acceptance import (
     DEFAULT_NUM_STEPS,
-    NO_ACCURACIES,
     AccuracySource,
     Coverage,
     estimate_acceptance,
 )
 from eagle3_export.estimates.accuracies import step_accuracies
+from eagle3_export.estimates.chain import NO_ACCURACIES
+from eagle3_export.estimates.reasons import explained
 
 NOT_VALIDATED = "This checkpoint has not been validated yet."
 NOT_MEASURED = "Not measured on a server yet; `eagle3-export measure` does it."
@@ -46,25 +42,28 @@ def build_metadata(
     coverage: Coverage | None = None,
     versions: Mapping[str, str] | None = None,
 ) -> ExportMetadata:
-    """Describe one export.
+    """Describes one export.
 
     Args:
         name: the export's directory name.
         epoch: epoch of the checkpoint, or None where it does not say.
         global_step: optimizer steps before the save, or None.
+        sglang: how SGLang serves it.
+        source: the checkpoint it was made from.
+        weights: its tensor file.
         metrics: the trainer's metrics of exactly this checkpoint, or None where there are none (yet).
         metrics_source: validation, or training for the fallback of runs without validation.
         metrics_missing_reason: why there are none; default: not validated yet.
         num_steps: draft depths to estimate for.
         coverage: of the draft vocabulary over the run's text, where known.
-        versions: default: :func:`loaded_versions`.
+        versions: default: those of `loaded_versions`.
     """
-    no_state = "The checkpoint has no readable training_state.json."
-    reasons = {name: no_state for name, v in (("epoch", epoch), ("global_step", global_step)) if v is None}
+    values = {"epoch": epoch, "global_step": global_step, "measured": None}
+    reasons = explained(
+        values, {"measured": NOT_MEASURED}, "The checkpoint has no readable training_state.json."
+    )
     return ExportMetadata(
-        epoch=epoch,
-        global_step=global_step,
-        measured=None,
+        **values,
         name=name,
         created_at=utc_now(),
         sglang=sglang,
@@ -77,7 +76,7 @@ def build_metadata(
             metrics_missing_reason or NOT_VALIDATED,
             num_steps,
             coverage,
-            {**reasons, "measured": NOT_MEASURED},
+            reasons,
         ),
     )
 
@@ -89,47 +88,39 @@ def with_metrics(
     source: AccuracySource = "validation",
     missing_reason: str = NOT_VALIDATED,
 ) -> ExportMetadata:
-    """The same export with the accuracies that its own validation (or training) measured."""
+    """Returns the same export with the accuracies that its own validation, or its training, measured.
+
+    Args:
+        metadata: of the export; it stays as it is.
+        metrics: the trainer's, None if it turned out that there are none.
+        source: where they come from.
+        missing_reason: why there are none.
+    """
     depths = metadata.acceptance.requested_num_steps
     values = _acceptance_values(
         metrics, source, missing_reason, depths, metadata.acceptance.coverage, metadata.reasons
     )
+    if metadata.measured is not None:
+        trained = len(values["acceptance"].steps)
+        values["measured"] = measured_section(metadata.measured.measurements, trained) or metadata.measured
     return _changed(metadata, values)
 
 
 def with_measurement(metadata: ExportMetadata, measurement: Measurement) -> ExportMetadata:
-    """The same export with one more measurement; an older one of the same kind is replaced."""
-    kind = ("num_steps", "topk", "prompt_source", "server", "sampling", "concurrency", "target")
-    old = metadata.measured.measurements if metadata.measured else []
-    kept = [m for m in old if any(getattr(m, key) != getattr(measurement, key) for key in kind)]
-    measurements = [measurement, *kept]
-    cost_ratio = _cost_ratio(measurements)
-    measured = Measured(
-        acceptance_length=measurement.acceptance_length,
-        num_steps=measurement.num_steps,
-        cost_ratio=cost_ratio,
-        measurements=measurements,
-        reasons={"cost_ratio": "No measurement with a speed-up shows it."} if cost_ratio is None else {},
-    )
+    """Returns the same export with one more measurement; an older one at that depth under equal conditions is replaced.
+
+    Args:
+        metadata: of the export; it stays as it is.
+        measurement: the new one.
+    """
+    measurements = with_newest(measurements_of(metadata), measurement)
+    measured = measured_section(measurements, len(metadata.acceptance.steps))
     reasons = {name: why for name, why in metadata.reasons.items() if name != "measured"}
     return _changed(metadata, {"measured": measured, "reasons": reasons})
 
 
-def _cost_ratio(measurements: Sequence[Measurement]) -> float | None:
-    """c in speed-up = AL(K) / (1 + K·c), least squares over the measurements that have a speed-up."""
-    excess = [
-        (m.num_steps, (m.reported_acceptance_length or m.acceptance_length) / m.speedup - 1)
-        for m in measurements
-        if m.speedup
-    ]
-    if not excess:
-        return None
-    ratio = sum(depth * cost for depth, cost in excess) / sum(depth**2 for depth, _ in excess)
-    return ratio if ratio > 0 else None
-
-
 def _changed(metadata: ExportMetadata, values: Mapping[str, Any]) -> ExportMetadata:
-    """A validated copy; keys of newer releases, which this one does not know, are kept."""
+    """Returns a validated copy with these values; keys of newer releases, which this one does not know, are kept."""
     return ExportMetadata.model_validate({**dict(metadata), **values})
 
 
@@ -141,7 +132,7 @@ def _acceptance_values(
     coverage: Coverage | None,
     reasons: Mapping[str, str],
 ) -> dict[str, Any]:
-    """The leading numbers, their reasons and the ``acceptance`` section."""
+    """Returns the leading numbers, their reasons and the `acceptance` section."""
     accuracies = step_accuracies(metrics or {})
     estimate = estimate_acceptance(
         accuracies,
@@ -155,18 +146,17 @@ def _acceptance_values(
         "estimated_acceptance_length": estimate.estimated_acceptance_length,
     }
     kept = {name: why for name, why in reasons.items() if name not in leading}
-    why = {
-        name: estimate.reasons.get(name) or estimate.reasons["estimated_acceptance_length"]
-        for name, value in leading.items()
-        if value is None
-    }
+    # An accuracy that was not reported at all is missing for the same reason as the estimate.
+    why = explained(leading, estimate.reasons, estimate.reasons.get("estimated_acceptance_length", ""))
     return {**leading, "acceptance": estimate, "reasons": {**kept, **why}}
 
 
 def loaded_versions() -> dict[str, str]:
-    """Releases of this package, Python, and of those training libraries that this process has loaded."""
+    """Returns the releases of this package, of Python, and of the training libraries that this process has loaded."""
     versions = {"eagle3_export": __version__, "python": platform.python_version()}
     for name in ("speculators", "torch", "transformers", "accelerate"):
-        if name in sys.modules:
-            versions[name] = installed.version(name)
+        # A module from a bare source tree has no recorded release.
+        with contextlib.suppress(installed.PackageNotFoundError):
+            if name in sys.modules:
+                versions[name] = installed.version(name)
     return versions

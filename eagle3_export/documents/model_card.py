@@ -1,4 +1,4 @@
-"""``README.md`` of an export: front matter that the Hugging Face hub reads, then what a person asks first."""
+"""`README.md` of an export: front matter that the Hugging Face hub reads, then what a person asks first."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from eagle3_export.documents.schema import ExportMetadata, Measurement
-from eagle3_export.estimates.acceptance import DepthEstimate
+from eagle3_export.estimates.acceptance import DepthEstimate, estimate_terms
 
 _TAGS = ["eagle3", "speculative-decoding", "draft-model", "sglang", "speculators"]
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")  # owner/name, as the hub allows it
@@ -52,7 +52,7 @@ def _eval_metrics(metadata: ExportMetadata) -> list[dict[str, Any]]:
     named = {
         "full_acc_0": ("First-step accuracy", metadata.full_acc_0),
         "estimated_acceptance_length": (
-            f"Estimated acceptance length ({_headline_terms(metadata)})",
+            f"Estimated acceptance length ({estimate_terms(metadata.acceptance)})",
             metadata.estimated_acceptance_length,
         ),
     }
@@ -107,13 +107,6 @@ def _options(arguments: list[str]) -> list[str]:
     return [shlex.join(option) for option in options]
 
 
-def _headline_terms(metadata: ExportMetadata) -> str:
-    acceptance = metadata.acceptance
-    if acceptance.method == "geometric":
-        return "geometric, without bonus token"
-    return f"{acceptance.num_steps} draft steps, bonus token included, {acceptance.method}"
-
-
 def _estimate(metadata: ExportMetadata) -> str:
     acceptance = metadata.acceptance
     if metadata.estimated_acceptance_length is None:
@@ -121,7 +114,7 @@ def _estimate(metadata: ExportMetadata) -> str:
         return f"## Expected acceptance\n\nNo estimate: {_inline(why)}"
     text = [
         "## Expected acceptance",
-        f"**{metadata.estimated_acceptance_length:.2f}** tokens per verify step ({_headline_terms(metadata)};"
+        f"**{metadata.estimated_acceptance_length:.2f}** tokens per verify step ({estimate_terms(metadata.acceptance)};"
         f" from {acceptance.source}). An estimate, not a measurement on a server.",
         _table(
             ["TTT step", "full_acc (cumulative)", "cond_acc"],

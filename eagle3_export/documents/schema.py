@@ -1,7 +1,7 @@
-"""The models of ``metadata.json`` and ``index.json``; ``schemas/*.json`` are generated from them.
+"""The models of `metadata.json` and `index.json`; `schemas/*.json` are generated from them.
 
-Within one ``schema_version`` keys are only ever added; readers ignore keys they do not know, and rewriting a
-document keeps them. In every section a null has its reason in that section's ``reasons``, under its own name;
+Within one `schema_version` keys are only ever added; readers ignore keys they do not know, and rewriting a
+document keeps them. In every section a null has its reason in that section's `reasons`, under its own name;
 the models refuse a document without it.
 """
 
@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from eagle3_export.estimates.acceptance import AcceptanceEstimate, AccuracySource
+from eagle3_export.estimates.accuracies import Share
 
 SCHEMA_VERSION = 1
 
 CheckpointKind = Literal["end_of_epoch", "mid_epoch", "interrupted", "best", "unknown"]
 
-Share = Annotated[float, Field(ge=0, le=1)]
+Depth = Annotated[int, Field(ge=1, le=1024)]
 
 _REASONS: Any = Field(default_factory=dict, description="Why a value here is null, by its name.")
 
@@ -27,9 +28,8 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
 
-    if (
-        TYPE_CHECKING
-    ):  # each section declares it last, for a base class's field would come first in the document
+    # Each section declares `reasons` itself: a field of the base class would come first in the document.
+    if TYPE_CHECKING:
         reasons: dict[str, str]
 
     @model_validator(mode="after")
@@ -87,9 +87,9 @@ class Source(Section):
     verifier: str | None = None
     """Name or path of the model the draft was trained for."""
     size: int | None = None
-    """Bytes of its tensor files."""
+    """Bytes of its tensors, the headers of their files not counted."""
     digest: str | None = None
-    """sha256:… of its tensor data."""
+    """sha256:… of its tensor data, where it was computed. This release does not compute it."""
     reasons: dict[str, str] = _REASONS
 
 
@@ -100,7 +100,7 @@ class Weights(Section):
     bytes: int
     """Size of model.safetensors."""
     dtype: str
-    """Of the floating-point tensors, as safetensors spells it."""
+    """Of the floating-point tensors, as config.json spells it, for example bfloat16."""
     copy_method: str
     """reflink, copy_file_range, sendfile or read."""
     bytes_copied: int
@@ -117,7 +117,7 @@ class Measurement(Section):
     acceptance_length: FiniteFloat
     """Tokens per verify step, bonus token included: 1 + accepted draft tokens / verify steps."""
     includes_bonus_token: Literal[True] = True
-    num_steps: int
+    num_steps: Depth
     """Draft depth the server ran."""
     topk: int
     """Branches per draft step; 1 is a chain, which the estimate is for."""
@@ -150,13 +150,16 @@ class Measurement(Section):
 
 
 class Measured(Section):
-    """Measurements on servers, the newest first; the headline is the newest."""
+    """Measurements on servers, the newest first, and one of them as the headline: the one at the trained depth, else
+    the one nearest to it, under the newest conditions."""
 
     acceptance_length: FiniteFloat
-    num_steps: int
+    """Of the headline, in tokens per verify step."""
+    num_steps: Depth
+    """Draft depth of the headline."""
     includes_bonus_token: Literal[True] = True
     cost_ratio: FiniteFloat | None
-    """Time of one draft step / time of one step without a draft: what the measured speed-ups say of it."""
+    """Time of one draft step / time of one step without a draft, from the newest speed-ups under equal conditions."""
     measurements: list[Measurement]
     reasons: dict[str, str] = _REASONS
 
@@ -196,7 +199,9 @@ class IndexEntry(Section):
     full_acc_0: Share | None
     estimated_acceptance_length: FiniteFloat | None
     measured_acceptance_length: FiniteFloat | None
+    """The headline of the measurements, bonus token included."""
     measured_num_steps: int | None
+    """Draft depth of the measured length."""
     acceptance_source: AccuracySource | None
     acceptance_method: str | None
     acceptance_num_steps: int | None

@@ -1,1 +1,1 @@
-"""What the acceptance estimates are made of: step accuracies, vocabulary coverage, the depth to deploy."""
+"""Pure numbers: accuracies, the acceptance length they promise, the vocabulary's coverage, the depth to deploy."""

@@ -1,31 +1,42 @@
 """What the accuracies of a training run say about the acceptance length a server will see.
 
 Lengths are in tokens per verify step; they include the bonus token, as SGLang counts, unless
-``includes_bonus_token`` says otherwise. Nothing here reads a file or imports a trainer.
+`includes_bonus_token` says otherwise. Nothing here reads a file or imports a trainer.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from eagle3_export.errors import UsageError
 from eagle3_export.estimates.accuracies import (
     IN_DOCUMENTS,
-    Z95,
+    MAX_TTT_STEPS,
     Interval,
+    Share,
     StepAccuracies,
     StepAccuracy,
     step_accuracies,
 )
+from eagle3_export.estimates.chain import (
+    NO_ACCURACIES,
+    Chain,
+    acceptance_length,
+    length_interval,
+    trained_chain,
+)
+from eagle3_export.estimates.reasons import explained
 
 Method = Literal["cumulative", "conditional", "geometric"]
 AccuracySource = Literal["validation", "training"]
 
 DEFAULT_NUM_STEPS = (1, 3, 5, 10, 16)
+MAX_NUM_STEPS = MAX_TTT_STEPS
 
-NO_ACCURACIES = "No accuracies were reported."
+NO_ESTIMATE = "There is no estimate."
+_NO_POSITIONS = "The trainer reported ratios without the positions behind them."
 _ASSUMPTIONS = {
     "training": "From the last logged training batches, not from held-out data: noisy, and higher than a"
     " validation would say.",
@@ -53,7 +64,7 @@ class Coverage:
     """Tokens counted."""
     covered: int
     """Those of them that are in the draft vocabulary."""
-    ratio: float
+    ratio: Share
     """covered / tokens, in [0, 1]."""
     source: str
     """What was counted, for example "token_freq.pt"."""
@@ -121,121 +132,130 @@ def estimate_acceptance(
     coverage: Coverage | None = None,
     missing_reason: str = NO_ACCURACIES,
 ) -> AcceptanceEstimate:
-    """Estimate the acceptance length of a draft at several depths.
+    """Estimates the acceptance length of a draft at several depths.
 
     Args:
         accuracies: accuracies per TTT step, or the trainer's metrics they are read from.
-        num_steps: draft depths for the table, each at least 1.
+        num_steps: draft depths for the table, each a whole number from 1 to 64.
         source: where the accuracies come from; None where there are none.
         coverage: what share of the workload's tokens the draft vocabulary holds, for the adjusted estimate.
         missing_reason: why there are no accuracies, where there are none.
 
     Returns:
-        the estimate; values that may not be derived are None with a reason in ``reasons``.
+        the estimate; values that may not be derived are None with a reason in `reasons`.
+
+    Raises:
+        UsageError: a depth that is no whole number from 1 to 64.
     """
+    depths = _checked_depths(num_steps)
     if not isinstance(accuracies, StepAccuracies):
         accuracies = step_accuracies(accuracies)
-    chain, method, refusal = _trained_chain(accuracies)
+    chain = trained_chain(accuracies)
     geometric, no_geometric = _geometric(accuracies)
-    if not accuracies.steps:
-        refusal = no_geometric = missing_reason
-    if method == "geometric":
-        headline, trained, refusal = geometric, None, no_geometric
-    else:
-        headline, trained = (length(chain), len(chain)) if chain else (None, None)
-    interval = _length_interval(chain, accuracies) if method == "cumulative" else None
-    adjusted = length(chain, coverage.ratio) if trained and coverage else None
-    depths = sorted(set(num_steps))
-    per_depth = _per_depth(accuracies, depths, coverage)
     values: dict[str, Any] = {
         "source": source if accuracies.steps else None,
-        "estimated_acceptance_length": headline,
-        "method": method if headline is not None else None,
-        "includes_bonus_token": None if headline is None else method != "geometric",
-        "num_steps": trained,
         "geometric_acceptance_length": geometric,
-        "adjusted_acceptance_length": adjusted,
-        "interval": interval,
         "coverage": coverage,
+        **_headline(accuracies, chain, geometric, coverage),
     }
-    because = {
-        "num_steps": "The geometric estimate has no depth.",
-        "geometric_acceptance_length": no_geometric,
-        "adjusted_acceptance_length": None
-        if refusal
-        else "The coverage of the draft vocabulary is not known."
-        if trained
-        else "The geometric estimate is not adjusted.",
-        "interval": None if refusal else "The trainer reported ratios without the positions behind them.",
-        "coverage": "The token frequencies of the run are not known.",
-    }
-    if any(step.positions is None for step in accuracies.steps):
-        because["positions"] = "The trainer reported ratios without the positions behind them."
-    if headline is None:
-        because["num_steps"] = refusal
-    missing = {
-        name: because.get(name) or refusal or missing_reason for name, v in values.items() if v is None
-    }
-    applies = {
-        "training": source == "training",
-        "geometric": method == "geometric",
-        "extrapolated": any(row.extrapolated for row in per_depth),
-        "independent": interval is not None,
-    }
+    refusal = no_geometric if chain.method == "geometric" else chain.refusal
+    because = _because(values, refusal if accuracies.steps else missing_reason)
+    if accuracies.steps and no_geometric != chain.refusal:
+        because["geometric_acceptance_length"] = no_geometric
+    per_depth = _per_depth(accuracies, chain, depths, coverage)
     return AcceptanceEstimate(
         **values,
         steps=list(accuracies.steps),
         requested_num_steps=depths,
         per_depth=per_depth,
-        assumptions=[text for name, text in _ASSUMPTIONS.items() if method and applies.get(name, True)],
-        reasons={**accuracies.reasons, **missing},
+        assumptions=_assumptions(chain, source, values["interval"], per_depth),
+        reasons={**accuracies.reasons, **explained(values, because, NO_ESTIMATE)},
     )
 
 
-def _trained_chain(accuracies: StepAccuracies) -> tuple[list[float], Method | None, str | None]:
-    """Cumulative accuracies per trained step, how they were had, and why there are none."""
-    if accuracies.refusal is not None:
-        return [], None, accuracies.refusal
-    chain: list[float] = []
-    method: Method = "cumulative"
-    for step in accuracies.steps:
-        if step.full_acc is not None:
-            chain.append(step.full_acc)
-        elif step.cond_acc is not None:
-            chain.append(step.cond_acc * (chain[-1] if chain else 1.0))
-            method = "conditional"
-        else:
-            return [], None, accuracies.reasons[f"full_acc_{step.step}"]
-    if not chain:
-        return [], None, NO_ACCURACIES
-    return chain, "geometric" if len(chain) == 1 else method, None
-
-
-def chain_accuracies(accuracies: StepAccuracies, num_steps: int) -> list[float]:
-    """Cumulative accuracy of steps 0…num_steps-1, extrapolated beyond the trained ones.
-
-    Beyond them every step keeps the last step's conditional accuracy. Empty where nothing may be derived.
-    """
-    chain, _, _ = _trained_chain(accuracies)
-    if not chain:
-        return []
-    last = accuracies.steps[-1].cond_acc
-    if last is None:
-        before = chain[-2] if len(chain) > 1 else 1.0
-        last = min(1.0, chain[-1] / before) if before > 0 else 0.0
-    while len(chain) < num_steps:
-        chain.append(chain[-1] * last)
-    return chain[:num_steps]
-
-
-def length(chain: Sequence[float], coverage: float = 1.0) -> float:
-    """1 + sum of the cumulative accuracies: tokens per verify step, bonus token included.
+def estimated_lengths(
+    estimate: AcceptanceEstimate, max_num_steps: int, *, adjusted: bool = False
+) -> dict[int, float]:
+    """Returns the estimated acceptance length, bonus token included, for every depth from 1 on.
 
     Args:
-        chain: cumulative accuracy of every step.
-        coverage: share of tokens inside the draft vocabulary; a step counts only if none so far fell outside.
+        estimate: as a document holds it.
+        max_num_steps: the last depth; none beyond 64 is estimated.
+        adjusted: for text that leaves the draft vocabulary as often as the coverage says.
+
+    Returns:
+        tokens per verify step by depth; empty where they are not known.
     """
-    return 1.0 + sum(share * coverage ** (k + 1) for k, share in enumerate(chain))
+    if estimate.estimated_acceptance_length is None or (adjusted and estimate.coverage is None):
+        return {}
+    shares = trained_chain(StepAccuracies(tuple(estimate.steps))).to_depth(min(max_num_steps, MAX_NUM_STEPS))
+    ratio = estimate.coverage.ratio if adjusted and estimate.coverage is not None else 1.0
+    return {depth: acceptance_length(shares[:depth], ratio) for depth in range(1, len(shares) + 1)}
+
+
+def estimated_interval(estimate: AcceptanceEstimate, num_steps: int) -> Interval | None:
+    """Returns the 95 % interval of the estimate at one depth; None where it is not known."""
+    if estimate.method != "cumulative" or num_steps > len(estimate.steps):
+        return None
+    accuracies = StepAccuracies(tuple(estimate.steps))
+    return length_interval(trained_chain(accuracies).to_depth(num_steps), accuracies)
+
+
+def estimate_terms(estimate: AcceptanceEstimate) -> str:
+    """Returns what has to stand beside an estimated length: depth, whether it counts the bonus token, method."""
+    if estimate.method == "geometric":
+        return "geometric, without bonus token"
+    return f"{estimate.num_steps} draft steps, bonus token included, {estimate.method}"
+
+
+def _checked_depths(num_steps: Sequence[int]) -> list[int]:
+    """Returns the depths in order, each once."""
+    for depth in num_steps:
+        if isinstance(depth, bool) or not isinstance(depth, int) or not 1 <= depth <= MAX_NUM_STEPS:
+            raise UsageError(
+                f"num_steps holds {depth!r:.80}.",
+                why="A draft depth is the number of tokens drafted before each verify step.",
+                remedy=f"Name whole numbers from 1 to {MAX_NUM_STEPS}.",
+            )
+    return sorted(set(num_steps))
+
+
+def _headline(
+    accuracies: StepAccuracies, chain: Chain, geometric: float | None, coverage: Coverage | None
+) -> dict[str, Any]:
+    """The headline, by the best method that the accuracies allow, and what belongs to it."""
+    names = ("estimated_acceptance_length", "method", "includes_bonus_token", "num_steps")
+    values: dict[str, Any] = dict.fromkeys((*names, "adjusted_acceptance_length", "interval"))
+    if chain.method == "geometric":
+        if geometric is not None:
+            values.update(zip(names, (geometric, "geometric", False, None), strict=True))
+    elif chain.method is not None:
+        depth = len(chain.shares)
+        values.update(zip(names, (acceptance_length(chain.shares), chain.method, True, depth), strict=True))
+        if coverage is not None:
+            values["adjusted_acceptance_length"] = acceptance_length(chain.shares, coverage.ratio)
+        if chain.method == "cumulative":
+            values["interval"] = length_interval(chain.shares, accuracies)
+    return values
+
+
+def _because(values: Mapping[str, Any], refusal: str | None) -> dict[str, str | None]:
+    """Why a value may be null. Where there is no estimate at all, only the length itself says why."""
+    because: dict[str, str | None] = {"coverage": "The token frequencies of the run are not known."}
+    if values["estimated_acceptance_length"] is None:
+        return because | {"estimated_acceptance_length": refusal}
+    if values["method"] == "geometric":
+        return because | {
+            "num_steps": "The geometric estimate has no depth.",
+            "adjusted_acceptance_length": "The geometric estimate is not adjusted.",
+            "interval": "The geometric estimate has no interval.",
+        }
+    return because | {
+        "adjusted_acceptance_length": "The coverage of the draft vocabulary is not known.",
+        "interval": _NO_POSITIONS
+        if values["method"] == "cumulative"
+        else "Only cumulative accuracies give an interval, and one of them was not reported.",
+    }
 
 
 def _geometric(accuracies: StepAccuracies) -> tuple[float | None, str | None]:
@@ -246,68 +266,39 @@ def _geometric(accuracies: StepAccuracies) -> tuple[float | None, str | None]:
     if first is None:
         first = accuracies.steps[0].cond_acc  # at step 0 the two are the same by definition
     if first is None:
-        return None, accuracies.reasons["full_acc_0"]
+        return None, accuracies.reasons.get("full_acc_0", NO_ACCURACIES)
     if first == 1.0:
         return None, "full_acc_0 is 1, where the geometric estimate grows without limit."
     return first / (1.0 - first), None
 
 
-def _length_interval(chain: Sequence[float], accuracies: StepAccuracies) -> Interval | None:
-    """95 % interval of 1 + sum(chain), bonus token included; None where positions are not known.
-
-    The accepted drafts X of a position have P(X > k) = chain[k]; their variance follows from that. Two
-    successes and two failures are added (Agresti and Coull), so that a draft never wrong has an interval too.
-    """
-    counts = [step.positions for step in accuracies.steps if step.positions and step.full_acc is not None]
-    if len(chain) > len(accuracies.steps) or len(counts) < len(accuracies.steps):
-        return None
-    positions = min(counts)
-    added = positions + Z95**2
-    shares = [(share * positions + Z95**2 / 2) / added for share in chain]
-    mean = sum(shares)
-    variance = sum((2 * k + 1) * share for k, share in enumerate(shares)) - mean**2
-    half = Z95 * math.sqrt(max(0.0, variance) / added)
-    return Interval(max(1.0, 1 + mean - half), min(1.0 + len(chain), 1 + mean + half))
-
-
 def _per_depth(
-    accuracies: StepAccuracies, depths: Sequence[int], coverage: Coverage | None
+    accuracies: StepAccuracies, chain: Chain, depths: Sequence[int], coverage: Coverage | None
 ) -> list[DepthEstimate]:
+    if chain.method is None:
+        return []
     rows = []
     for depth in depths:
-        chain = chain_accuracies(accuracies, depth)
-        if not chain:
-            return []
+        shares = chain.to_depth(depth)
         rows.append(
             DepthEstimate(
                 num_steps=depth,
-                acceptance_length=length(chain),
+                acceptance_length=acceptance_length(shares),
                 extrapolated=depth > len(accuracies.steps),
-                interval=_length_interval(chain, accuracies),
-                adjusted_acceptance_length=length(chain, coverage.ratio) if coverage else None,
+                interval=length_interval(shares, accuracies),
+                adjusted_acceptance_length=acceptance_length(shares, coverage.ratio) if coverage else None,
             )
         )
     return rows
 
 
-@dataclass(frozen=True, slots=True)
-class DepthCost:
-    """What one draft depth yields: see :func:`best_depth`."""
-
-    num_steps: int
-    acceptance_length: float
-    speedup: float
-
-
-def best_depth(acceptance_lengths: Mapping[int, float], cost_ratio: float) -> DepthCost:
-    """The depth K that maximises the speed-up AL(K) / (1 + K·c); the shallower of two that are equal.
-
-    Args:
-        acceptance_lengths: tokens per verify step, bonus token included, by draft depth; not empty.
-        cost_ratio: c, time of one draft step / time of one verify step, at least 0.
-    """
-    costs = [
-        DepthCost(depth, length, length / (1 + depth * cost_ratio))
-        for depth, length in sorted(acceptance_lengths.items())
-    ]
-    return max(costs, key=lambda cost: cost.speedup)
+def _assumptions(
+    chain: Chain, source: AccuracySource | None, interval: Interval | None, rows: Sequence[DepthEstimate]
+) -> list[str]:
+    applies = {
+        "training": source == "training",
+        "geometric": chain.method == "geometric",
+        "extrapolated": any(row.extrapolated for row in rows),
+        "independent": interval is not None,
+    }
+    return [text for name, text in _ASSUMPTIONS.items() if chain.method and applies.get(name, True)]

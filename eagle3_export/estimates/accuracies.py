@@ -1,7 +1,7 @@
 """The accuracies that a training run measured, per TTT step, checked before a number is derived from them.
 
-They are speculators' (``speculators.models.eagle3.metrics.compute_metrics``, 0.7 on): ``full_acc_k`` is
-cumulative, the share of positions where the steps 0…k are all right; ``cond_acc_k`` is the share of positions
+They are speculators' (`speculators.models.eagle3.metrics.compute_metrics`, 0.7 on): `full_acc_k` is
+cumulative, the share of positions where the steps 0…k are all right; `cond_acc_k` is the share of positions
 right at step k among those right at all steps before. Both are greedy, teacher-forced, one chain, and counted
 inside the draft vocabulary.
 """
@@ -14,18 +14,19 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-MAX_TTT_STEPS = (
-    64  # far above any draft that is trained; a metric that names a higher step is not one of ours
-)
+from annotated_types import Ge, Le
+
+# Far above any draft that is trained; a metric that names a higher step is not one of ours.
+MAX_TTT_STEPS = 64
 Z95 = 1.959963984540054  # two-sided 95 % quantile of the standard normal distribution
 
+Share = Annotated[float, Ge(0), Le(1)]
 IN_DOCUMENTS = {"use_attribute_docstrings": True, "allow_inf_nan": False}  # read by pydantic only
 
-_RISE_TOLERANCE = (
-    0.1  # relative: each step counts fewer positions at the edges, one in ten of a ten-token answer
-)
+# Relative: each step counts fewer positions at the edges, one in ten of a ten-token answer.
+_RISE_TOLERANCE = 0.1
 _INFLATION_TOLERANCE = 0.05
 _KEY = re.compile(r"(full_acc|cond_acc)_(\d{1,3})(_total)?(?:_epoch)?")
 
@@ -48,9 +49,9 @@ class StepAccuracy:
 
     step: int
     """TTT step, 0 for the first drafted token."""
-    full_acc: float | None
+    full_acc: Share | None
     """Share of positions where steps 0…step are all right (cumulative)."""
-    cond_acc: float | None
+    cond_acc: Share | None
     """Share of positions right at this step among those right at all earlier steps."""
     positions: int | None = None
     """Positions that full_acc was counted over; null where the trainer reported only the ratio."""
@@ -60,10 +61,12 @@ class StepAccuracy:
 
 @dataclass(frozen=True, slots=True)
 class StepAccuracies:
-    """All TTT steps of one measurement, in order from step 0.
+    """All TTT steps of one measurement.
 
-    ``reasons`` maps the name of each metric that is not usable (``full_acc_1``) to why; ``refusal`` is set
-    where the metrics contradict each other so that no length may be derived from any of them.
+    Attributes:
+        steps: in order, from step 0 on.
+        reasons: why a metric is not usable, by its name, such as `full_acc_1`.
+        refusal: why no length may be derived from any of them: they contradict each other. None where they do not.
     """
 
     steps: tuple[StepAccuracy, ...] = ()
@@ -77,17 +80,17 @@ class StepAccuracies:
 
 
 def step_accuracies(metrics: Mapping[str, Any]) -> StepAccuracies:
-    """Read the accuracies of every TTT step out of a trainer's metrics.
+    """Reads the accuracies of every TTT step out of a trainer's metrics.
 
     Args:
-        metrics: keys ``full_acc_<k>`` and ``cond_acc_<k>``, with or without ``_epoch``, as speculators 0.3 to
-            0.9 log and save them; ``full_acc_<k>_total`` is the number of positions counted. Others are
+        metrics: keys `full_acc_<k>` and `cond_acc_<k>`, with or without `_epoch`, as speculators 0.3 to
+            0.9 log and save them; `full_acc_<k>_total` is the number of positions counted. Others are
             ignored.
 
     Returns:
         the steps in order. A value that is not a finite number in [0, 1] becomes None with a reason;
         nothing is clamped. Values that contradict each other (a cumulative accuracy that rises,
-        accuracies inflated by the number of ranks) set ``refusal``.
+        accuracies inflated by the number of ranks) set `refusal`.
     """
     values: dict[tuple[str, int], Any] = {}
     totals: dict[int, Any] = {}
@@ -111,7 +114,7 @@ def step_accuracies(metrics: Mapping[str, Any]) -> StepAccuracies:
 
 
 def _share(value: Any, name: str, reasons: dict[str, str]) -> float | None:
-    """``value`` as a share in [0, 1], or None with a reason."""
+    """Returns `value` as a share in [0, 1], or None and adds the reason to `reasons`."""
     if value is None:
         reasons[name] = f"{name} was not reported."
         return None
@@ -137,7 +140,7 @@ def _count(value: Any) -> int | None:
 
 
 def _contradiction(steps: Sequence[StepAccuracy]) -> str | None:
-    """Why the accuracies cannot all be what their names say, or None."""
+    """Returns why the accuracies cannot all be what their names say, or None."""
     inflations = []
     for before, step in itertools.pairwise(steps):
         if before.full_acc is None or step.full_acc is None:
@@ -167,7 +170,12 @@ def _rises(before: StepAccuracy, step: StepAccuracy) -> bool:
 
 
 def wilson_interval(share: float, positions: int) -> Interval:
-    """95 % Wilson score interval of a share counted over ``positions`` independent positions."""
+    """Returns the 95 % Wilson score interval of a share.
+
+    Args:
+        share: in [0, 1].
+        positions: number of independent positions it was counted over, at least 1.
+    """
     spread = Z95**2 / positions
     centre = (share + spread / 2) / (1 + spread)
     half = Z95 * math.sqrt(share * (1 - share) / positions + spread / (4 * positions)) / (1 + spread)

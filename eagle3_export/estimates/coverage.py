@@ -11,11 +11,11 @@ from eagle3_export.estimates.acceptance import Coverage
 def draft_vocabulary_coverage(
     frequencies: Mapping[int, int], target_ids: Iterable[int], *, source: str
 ) -> Coverage:
-    """Share of the counted tokens that the draft vocabulary holds.
+    """Counts the share of the tokens that the draft vocabulary holds.
 
     Args:
         frequencies: count by token id of the target's vocabulary.
-        target_ids: the ids the draft can say: ``i + d2t[i]`` for every draft id i; all ids without a map.
+        target_ids: the ids the draft can say: `i + d2t[i]` for every draft id i; all ids without a map.
         source: what was counted, for the reader of the metadata.
 
     Raises:

@@ -1,30 +1,32 @@
-"""What the charts of a report show."""
+"""What the charts of a report show; their colours are those of the style that is on while they are drawn."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from eagle3_export.documents.depth import estimated_lengths, measured_lengths
+from eagle3_export.documents.measurements import headline_measurement, measurements_of, series
+from eagle3_export.documents.row import export_row
 from eagle3_export.documents.schema import ExportMetadata
-from eagle3_export.report.runs import Run, estimate_at, measurements
+from eagle3_export.estimates.acceptance import MAX_NUM_STEPS, estimated_lengths
+from eagle3_export.report.runs import Run, estimate_at
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-INKS = {"ink": "#1c1c1a", "muted": "#6b6a66", "grid": "#dddcd8", "surface": "#fcfcfb"}
-SERIES = ("#2a78d6", "#d95926", "#1baf7a", "#c98500", "#8a5fd3", "#d6457f")
-RAMP = ("#86b6ef", "#5598e7", "#2a78d6", "#1c5cab", "#104281")  # light to dark: shallow to deep
-MEASURED = "#d95926"
-RUN_CHARTS = 4  # charts that every run has; several runs have one more in common
+MEASURED = "C1"
+DASHED = (0, (4, 3))
+MAX_LINES = 5  # depths that get a line of their own
+MAX_NAME = 20  # characters of a name in a chart
+DEEPEST = 16  # draft steps that the curve over depths goes to
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
     """One chart.
 
-    Args:
+    Attributes:
         title: what it shows.
         note: how to read it.
         draw: draws it on matplotlib axes.
@@ -35,22 +37,34 @@ class Chart:
     draw: Callable[[Axes], None]
 
 
-def charts(runs: Sequence[Run]) -> list[Chart]:
-    """The charts of a report: of one run in detail, of several beside each other."""
-    if len(runs) > 1:
-        compared = Chart(
-            "Acceptance length by run",
-            "Estimate at the trained depth, bonus token included. Diamonds are measured at that depth.",
-            lambda axes: _runs_by_epoch(axes, runs),
-        )
-        return [compared, *(chart for run in runs for chart in _run_charts(run))]
-    return _run_charts(runs[0])
+@dataclass(frozen=True, slots=True)
+class ChartGroup:
+    """Charts that belong together.
+
+    Attributes:
+        run: that they show; None for charts that compare the runs.
+        charts: in order.
+    """
+
+    run: Run | None
+    charts: list[Chart]
+
+
+def chart_groups(runs: Sequence[Run]) -> list[ChartGroup]:
+    """Returns the charts of a report: the runs beside each other, if there are several, and each run in detail."""
+    compared = Chart(
+        "Acceptance length by run",
+        "Estimate at the trained depth, bonus token included. Diamonds are measured at that depth.",
+        lambda axes: _runs_by_epoch(axes, runs),
+    )
+    common = [ChartGroup(None, [compared])] if len(runs) > 1 else []
+    return common + [ChartGroup(run, _run_charts(run)) for run in runs]
 
 
 def _run_charts(run: Run) -> list[Chart]:
     return [
         Chart(
-            "Acceptance length by epoch and depth",
+            "Acceptance length by epoch",
             "Estimated tokens per verify step, bonus token included; one line per draft depth. Diamonds are measured.",
             lambda axes: _lengths_by_epoch(axes, run),
         ),
@@ -72,91 +86,117 @@ def _run_charts(run: Run) -> list[Chart]:
     ]
 
 
-def _labels(run: Run) -> list[str]:
-    return [plain(export.name) for export in run.exports]
+def plain(name: str, most: int = MAX_NAME) -> str:
+    """Returns a name as a chart can show it: short, printable, and with no dollar signs that would start a formula.
 
-
-def plain(name: str) -> str:
-    """A name as matplotlib shows it, which reads a formula between dollar signs."""
+    Args:
+        name: as it stands.
+        most: number of characters from which on its middle is left out.
+    """
+    name = "".join(letter if letter.isprintable() else "?" for letter in name)
+    if len(name) > most:
+        name = f"{name[: most // 2]}…{name[1 - most // 2 :]}"
     return name.replace("$", r"\$")
 
 
-def _epochs(axes: Axes, labels: Sequence[str]) -> None:
+def muted() -> Any:
+    """Returns the colour of what stands back: ticks, axes, notes."""
+    from matplotlib import rcParams
+
+    return rcParams["xtick.color"]
+
+
+def _ramp(count: int) -> list[Any]:
+    """Colours for depths, shallow to deep."""
+    from matplotlib import colormaps, rcParams
+
+    colours = colormaps[rcParams["image.cmap"]]
+    return [colours(0.4 + 0.5 * (number + 1) / count) for number in range(count)]
+
+
+def _epochs(axes: Axes, exports: Sequence[ExportMetadata]) -> None:
+    labels = [plain(export.name) for export in exports]
     step = max(1, -(-len(labels) // 10))
     axes.set_xticks(range(0, len(labels), step), labels[::step])
     axes.set_xlim(-0.4, max(len(labels) - 0.6, 0.4))
     axes.set_xlabel("export")
 
 
-def _line(axes: Axes, xs: Sequence[float], ys: Sequence[float | None], **style: Any) -> None:
-    """A line that breaks where a value is unknown."""
+def _line(axes: Axes, ys: Sequence[float | None], colour: Any) -> list[tuple[int, float]]:
+    """A line over the exports that breaks where a value is unknown; returns its end, if it has any."""
     known = [float("nan") if y is None else y for y in ys]
-    axes.plot(xs, known, marker="o", markersize=4.5, linewidth=2, **style)
+    axes.plot(range(len(ys)), known, marker="o", markersize=4.5, linewidth=2, color=colour)
+    return [(x, y) for x, y in enumerate(ys) if y is not None][-1:]
 
 
-def _end_labels(axes: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
-    """Names at the ends of lines, moved apart where they would overlap: (x, y, name, colour)."""
+def _diamonds(axes: Axes, xs: Iterable[float], ys: Iterable[float], colour: Any = MEASURED) -> None:
+    axes.plot(list(xs), list(ys), "D", markersize=6, color=colour)
+
+
+def _note(axes: Axes, text: str, at: tuple[float, float], *, left: bool = False, **style: Any) -> None:
+    """Small text beside a point."""
+    axes.annotate(
+        text,
+        at,
+        xytext=(-7 if left else 7, 0),
+        textcoords="offset points",
+        ha="right" if left else "left",
+        va="center",
+        **style,
+    )
+
+
+def _end_labels(axes: Axes, ends: Sequence[tuple[float, float, str, Any]]) -> None:
+    """Names at the ends of lines, (x, y, name, colour), moved apart where they would overlap."""
     low, high = axes.get_ylim()
     gap = (high - low) * 0.075
-    last = -float("inf")
-    for x, y, name, colour in sorted(ends, key=lambda end: end[1]):
-        last = max(y, last + gap)
-        axes.annotate(
-            name, (x, last), xytext=(7, 0), textcoords="offset points", va="center", fontsize=9, color=colour
-        )
+    ordered = sorted(ends, key=lambda end: end[1])
+    heights: list[float] = []
+    for _, y, _, _ in ordered:
+        heights.append(max(y, heights[-1] + gap if heights else y))
+    ceiling = high
+    for number in reversed(range(len(heights))):
+        heights[number] = min(heights[number], ceiling)
+        ceiling = heights[number] - gap
+    for (x, _, name, colour), height in zip(ordered, heights, strict=True):
+        _note(axes, name, (x, height), fontsize=9, color=colour)
 
 
 def _lengths_by_epoch(axes: Axes, run: Run) -> None:
-    depths = sorted({d.num_steps for export in run.exports for d in export.acceptance.per_depth})
-    shown = depths if len(depths) <= len(RAMP) else [*depths[: len(RAMP) - 1], depths[-1]]
+    rows = [export_row(export) for export in run.exports]
+    depths = sorted({depth for row in rows for depth in row.per_depth})
+    drawn = depths if len(depths) <= MAX_LINES else [*depths[: MAX_LINES - 1], depths[-1]]
     ends = []
-    for depth, colour in zip(shown, RAMP[len(RAMP) - len(shown) :], strict=True):
-        ys = [
-            next((d.acceptance_length for d in export.acceptance.per_depth if d.num_steps == depth), None)
-            for export in run.exports
-        ]
-        _line(axes, range(len(ys)), ys, color=colour)
-        known = [(x, y) for x, y in enumerate(ys) if y is not None]
-        if known:
-            ends.append((*known[-1], f"{depth} step{'s' * (depth != 1)}", INKS["muted"]))
+    for depth, colour in zip(drawn, _ramp(len(drawn)) if drawn else [], strict=True):
+        for end in _line(axes, [row.per_depth.get(depth) for row in rows], colour):
+            ends.append((*end, f"{depth} step{'s' * (depth != 1)}", muted()))
     for x, export in enumerate(run.exports):
-        for measured in measurements(export):
-            axes.plot([x], [measured.acceptance_length], "D", markersize=6, color=MEASURED)
-            axes.annotate(
-                f"{measured.num_steps}",
-                (x, measured.acceptance_length),
-                xytext=(-6, 0),
-                textcoords="offset points",
-                ha="right",
-                va="center",
-                fontsize=8,
-                color=MEASURED,
-            )
-    _epochs(axes, _labels(run))
+        for measured in measurements_of(export):
+            at = (x, measured.acceptance_length)
+            _diamonds(axes, at[:1], at[1:])
+            _note(axes, f"{measured.num_steps}", at, left=True, fontsize=8, color=MEASURED)
+    _epochs(axes, run.exports)
     _end_labels(axes, ends)
     _empty(axes, not ends, "No export has an estimate yet.")
 
 
 def _lengths_by_depth(axes: Axes, export: ExportMetadata) -> None:
-    lengths = estimated_lengths(export)
-    trained = len(export.acceptance.steps)
-    depths = list(lengths)
-    _line(axes, depths[:trained], [lengths[d] for d in depths[:trained]], color=SERIES[0])
-    axes.plot(
-        depths[trained - 1 :] if trained else [],
-        [lengths[d] for d in depths[trained - 1 :]] if trained else [],
-        linestyle=(0, (4, 3)),
-        linewidth=2,
-        color=SERIES[0],
-    )
-    ends = [(depths[-1], lengths[depths[-1]], "estimated", SERIES[0])] if depths else []
-    adjusted = estimated_lengths(export, adjusted=True)
+    lengths = estimated_lengths(export.acceptance, DEEPEST)
+    trained, depths = len(export.acceptance.steps), list(lengths)
+    ends = []
+    if depths:
+        ys = list(lengths.values())
+        axes.plot(depths[:trained], ys[:trained], marker="o", markersize=4.5, linewidth=2, color="C0")
+        axes.plot(depths[trained - 1 :], ys[trained - 1 :], linestyle=DASHED, linewidth=2, color="C0")
+        ends.append((depths[-1], ys[-1], "estimated", "C0"))
+    adjusted = estimated_lengths(export.acceptance, DEEPEST, adjusted=True)
     if adjusted:
-        axes.plot(list(adjusted), list(adjusted.values()), linestyle=":", linewidth=2, color=INKS["muted"])
-        ends.append((depths[-1], adjusted[depths[-1]], "coverage-adjusted", INKS["muted"]))
-    measured = measured_lengths(export)
+        axes.plot(list(adjusted), list(adjusted.values()), linestyle=":", linewidth=2, color=muted())
+        ends.append((depths[-1], adjusted[depths[-1]], "adjusted", muted()))
+    found = series(export)
+    measured = found[0].lengths() if found else {}
     if measured:
-        axes.plot(list(measured), list(measured.values()), "D", markersize=6, color=MEASURED)
+        _diamonds(axes, measured, measured.values())
         deepest = max(measured)
         ends.append((deepest, measured[deepest], "measured", MEASURED))
     axes.set_xlabel("draft steps")
@@ -170,13 +210,10 @@ def _conditional_by_step(axes: Axes, run: Run) -> None:
     steps = max((len(export.acceptance.steps) for export in run.exports), default=0)
     ends = []
     for step in range(steps):
-        ys = [_conditional(export, step) for export in run.exports]
-        colour = SERIES[step % len(SERIES)]
-        _line(axes, range(len(ys)), ys, color=colour)
-        known = [(x, y) for x, y in enumerate(ys) if y is not None]
-        if known:
-            ends.append((*known[-1], f"step {step}", colour))
-    _epochs(axes, _labels(run))
+        colour = f"C{step}"
+        for end in _line(axes, [_conditional(export, step) for export in run.exports], colour):
+            ends.append((*end, f"step {step}", colour))
+    _epochs(axes, run.exports)
     _end_labels(axes, ends)
     _empty(axes, not ends, "No accuracies yet.")
 
@@ -195,57 +232,46 @@ def _conditional(export: ExportMetadata, step: int) -> float | None:
 
 def _estimate_against_measurement(axes: Axes, run: Run) -> None:
     points = [
-        (estimate_at(export, m.num_steps), m.acceptance_length, f"{plain(export.name)} @{m.num_steps}")
+        (estimate, m.acceptance_length, f"{plain(export.name)} @{m.num_steps}")
         for export in run.exports
-        for m in measurements(export)
+        for m in measurements_of(export)
+        if (estimate := estimate_at(export, min(m.num_steps, MAX_NUM_STEPS))) is not None
     ]
-    known = [(estimate, length, name) for estimate, length, name in points if estimate is not None]
-    if known:
-        low = min(min(e, m) for e, m, _ in known) - 0.15
-        high = max(max(e, m) for e, m, _ in known) + 0.15
-        axes.plot([low, high], [low, high], linewidth=1.2, color=INKS["muted"], linestyle=(0, (4, 3)))
-        axes.plot([e for e, _, _ in known], [m for _, m, _ in known], "D", markersize=6, color=MEASURED)
-        for estimate, length, name in known:
-            axes.annotate(
-                name,
-                (estimate, length),
-                xytext=(7, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=8.5,
-                color=INKS["muted"],
-            )
+    if points:
+        low = min(min(estimate, length) for estimate, length, _ in points) - 0.15
+        high = max(max(estimate, length) for estimate, length, _ in points) + 0.15
+        axes.plot([low, high], [low, high], linewidth=1.2, color=muted(), linestyle=DASHED)
+        _diamonds(axes, [e for e, _, _ in points], [m for _, m, _ in points])
         axes.set_xlim(low, high)
         axes.set_ylim(low, high)
+        # In turn to either side, for neighbours in height would overlap on one.
+        for number, (estimate, length, name) in enumerate(sorted(points, key=lambda point: point[1])):
+            left = (number % 2 == 0) == (estimate > (low + high) / 2)
+            _note(axes, name, (estimate, length), left=left, fontsize=8.5, color=muted())
     axes.set_xlabel("estimated")
     axes.set_ylabel("measured")
-    _empty(axes, not known, "Nothing has been measured yet.")
+    _empty(axes, not points, "Nothing has been measured yet.")
 
 
 def _runs_by_epoch(axes: Axes, runs: Sequence[Run]) -> None:
     ends = []
-    longest = max(runs, key=lambda run: len(run.exports))
     for number, run in enumerate(runs):
-        colour = SERIES[number % len(SERIES)]
-        ys = [
-            export.estimated_acceptance_length if export.acceptance.includes_bonus_token else None
-            for export in run.exports
-        ]
-        _line(axes, range(len(ys)), ys, color=colour)
+        colour = f"C{number}"
+        rows = [export_row(export) for export in run.exports]
+        lengths = [row.estimated_acceptance_length if row.includes_bonus_token else None for row in rows]
+        for end in _line(axes, lengths, colour):
+            ends.append((*end, plain(run.name), colour))
         for x, export in enumerate(run.exports):
-            at_trained_depth = measured_lengths(export).get(len(export.acceptance.steps))
-            if at_trained_depth is not None:
-                axes.plot([x], [at_trained_depth], "D", markersize=6, color=colour)
-        known = [(x, y) for x, y in enumerate(ys) if y is not None]
-        if known:
-            ends.append((*known[-1], plain(run.name), colour))
-    _epochs(axes, _labels(longest))
+            measured = headline_measurement(export)
+            if measured is not None and measured.num_steps == len(export.acceptance.steps):
+                _diamonds(axes, [x], [measured.acceptance_length], colour)
+    _epochs(axes, max(runs, key=lambda run: len(run.exports)).exports)
     _end_labels(axes, ends)
     _empty(axes, not ends, "No export has an estimate yet.")
 
 
 def _empty(axes: Axes, empty: bool, text: str) -> None:
     if empty:
-        axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=INKS["muted"])
+        axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=muted())
         axes.set_yticks([])
         axes.set_xticks([])

@@ -1,97 +1,131 @@
-"""The charts of a report, drawn by matplotlib for a PNG or as SVG whose colours follow the page."""
+"""The charts of a report, drawn by matplotlib in one of two styles."""
 
 from __future__ import annotations
 
 import io
-import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from eagle3_export.errors import UsageError
-from eagle3_export.report.charts import INKS, RAMP, RUN_CHARTS, SERIES, Chart, charts, plain
+from eagle3_export.report.charts import Chart, chart_groups, plain
 from eagle3_export.report.runs import Run
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+SIZE = (4.6, 2.9)  # of one chart, inches
+COLUMNS = 2
+DOTS_PER_INCH = 144
+MAX_HEADING = 70  # characters of a run's name above its charts
 
-SIZE = (4.4, 2.9)  # inches; at 72 dots an SVG user unit is a point, so text keeps its size on a phone
+_STYLE: dict[str, Any] = {
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.titlesize": 11,
+    "axes.titlelocation": "left",
+    "axes.titlepad": 8,
+    "axes.labelsize": 9,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.spines.left": False,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.ymargin": 0.12,
+    "grid.linewidth": 0.8,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "figure.constrained_layout.w_pad": 0.12,
+    "figure.constrained_layout.h_pad": 0.1,
+    "svg.fonttype": "none",  # text stays text
+}
 
 
-def _figure(count: int, columns: int) -> tuple[Any, list[Axes]]:
+def _style(ink: str, muted: str, grid: str, surface: str, ramp: str, series: Sequence[str]) -> dict[str, Any]:
+    return _STYLE | {
+        "text.color": ink,
+        "axes.titlecolor": ink,
+        "axes.labelcolor": muted,
+        "xtick.color": muted,
+        "ytick.color": muted,
+        "axes.edgecolor": grid,
+        "grid.color": grid,
+        "axes.facecolor": surface,
+        "figure.facecolor": surface,
+        "savefig.facecolor": surface,
+        "image.cmap": ramp,
+        "axes.prop_cycle": f"cycler('color', {list(series)})",
+    }
+
+
+STYLES = {
+    "light": _style(
+        *("#1c1c1a", "#6b6a66", "#dddcd8", "#fcfcfb", "Blues"),
+        ("#236bc4", "#c44a18", "#0f7a52", "#946200", "#8455d0", "#c2326d"),
+    ),
+    "dark": _style(
+        *("#f1f0ec", "#a3a29c", "#33332f", "#1b1b19", "Blues_r"),
+        ("#3d8ce8", "#f0784a", "#2fc28d", "#dba012", "#a98be8", "#ec6c9f"),
+    ),
+}
+
+
+def to_png(runs: Sequence[Run]) -> bytes:
+    """Returns all charts in one picture, those of a run below its name.
+
+    Args:
+        runs: at least one.
+
+    Raises:
+        UsageError: matplotlib is not installed.
+    """
+    groups = chart_groups(runs)
+    heights = [-(-len(group.charts) // COLUMNS) for group in groups]
+    with _drawing("light") as figure:
+        figure.set_size_inches(SIZE[0] * COLUMNS, (SIZE[1] + 0.1) * sum(heights) + 0.3 * len(groups))
+        parts = figure.subfigures(len(groups), 1, height_ratios=heights, squeeze=False)[:, 0]
+        for part, group, height in zip(parts, groups, heights, strict=True):
+            if group.run is not None and len(runs) > 1:
+                part.suptitle(
+                    plain(group.run.name, MAX_HEADING), x=0.01, ha="left", fontsize=13, fontweight="bold"
+                )
+            for number, chart in enumerate(group.charts):
+                axes = part.add_subplot(height, COLUMNS, number + 1)
+                axes.set_title(chart.title)
+                chart.draw(axes)
+        return _saved(figure, format="png", dpi=DOTS_PER_INCH)
+
+
+def to_svg(chart: Chart, style: str) -> bytes:
+    """Returns one chart as SVG.
+
+    Args:
+        chart: to draw.
+        style: light or dark.
+
+    Raises:
+        UsageError: matplotlib is not installed.
+    """
+    with _drawing(style, salt=chart.title) as figure:
+        figure.set_size_inches(*SIZE)
+        chart.draw(figure.add_subplot())
+        return _saved(figure, format="svg", metadata={"Date": None, "Creator": None})
+
+
+@contextmanager
+def _drawing(style: str, salt: str = "") -> Iterator[Any]:
+    """An empty figure; while the block runs, colours are those of the style."""
     try:
+        from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError as error:
         raise UsageError(
             "Charts need matplotlib.", remedy="Install it with `pip install 'eagle3-export[report]'`."
         ) from error
-    rows = -(-count // columns)
-    figure = Figure(figsize=(SIZE[0] * columns, SIZE[1] * rows), layout="constrained")
-    axes = [figure.add_subplot(rows, columns, number + 1) for number in range(count)]
-    figure.patch.set_facecolor(INKS["surface"])
-    return figure, axes
+    parameters: dict[Any, Any] = STYLES[style] | {"svg.hashsalt": salt}
+    with rc_context(parameters):
+        yield Figure(layout="constrained")
 
 
-def _styled(axes: Axes, chart: Chart) -> None:
-    axes.set_facecolor(INKS["surface"])
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(INKS["grid"])
-    axes.grid(axis="y", color=INKS["grid"], linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.tick_params(length=0, labelsize=9, colors=INKS["muted"])
-    axes.margins(y=0.12)
-    chart.draw(axes)
-    for text in (axes.xaxis.label, axes.yaxis.label):
-        text.set_color(INKS["muted"])
-        text.set_fontsize(9)
-
-
-def to_png(runs: Sequence[Run]) -> bytes:
-    """All charts in one picture.
-
-    Raises:
-        UsageError: matplotlib is not installed.
-    """
-    drawn = charts(runs)
-    figure, axes = _figure(len(drawn), 2 if len(drawn) > 1 else 1)
-    for number, (chart, where) in enumerate(zip(drawn, axes, strict=True)):
-        _styled(where, chart)
-        own = number - len(drawn) % RUN_CHARTS
-        prefix = f"{plain(runs[own // RUN_CHARTS].name)}: " if len(runs) > 1 and own >= 0 else ""
-        where.set_title(prefix + chart.title, loc="left", fontsize=11, color=INKS["ink"])
+def _saved(figure: Any, **options: Any) -> bytes:
     content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=144)
+    figure.savefig(content, **options)
     return content.getvalue()
-
-
-def to_svg(chart: Chart) -> str:
-    """One chart as SVG that scales with the page, its colours CSS variables of the page.
-
-    Raises:
-        UsageError: matplotlib is not installed.
-    """
-    figure, (axes,) = _figure(1, 1)
-    from matplotlib import rc_context
-
-    content = io.StringIO()
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": chart.title, "font.family": "sans-serif"}):
-        _styled(axes, chart)
-        figure.savefig(content, format="svg", metadata={"Date": None, "Creator": None})
-    svg = content.getvalue()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r'(<svg[^>]*?) width="[^"]*pt"', r"\1", svg)
-    svg = re.sub(r'(<svg[^>]*?) height="[^"]*pt"', r"\1", svg)
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font: \1px var(--font)", svg)
-    for name, colour in css_variables().items():
-        svg = svg.replace(colour, f"var({name})")
-    return svg
-
-
-def css_variables() -> dict[str, str]:
-    """The colours of the charts by the CSS variable that replaces each, in light mode."""
-    variables = {f"--{name}": colour for name, colour in INKS.items()}
-    variables |= {f"--series-{number}": colour for number, colour in enumerate(SERIES)}
-    return variables | {
-        f"--ramp-{number}": colour for number, colour in enumerate(RAMP) if colour not in SERIES
-    }

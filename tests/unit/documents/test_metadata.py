@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from eagle3_export.documents.index import build_index, choose_best
 from eagle3_export.documents.json_files import read_index, read_metadata, to_json
+from eagle3_export.documents.measurements import CONDITIONS, differing_conditions, headline, series
 from eagle3_export.documents.metadata import with_measurement, with_metrics
 from eagle3_export.documents.schema import ExportMetadata
 from eagle3_export.errors import CheckpointError, ExportInvalidError
@@ -98,6 +99,10 @@ class TestDocument:
         assert [row.num_steps for row in after.acceptance.per_depth] == [2, 4]
         assert after.created_at == before.created_at
 
+    def test_the_reason_for_a_missing_estimate_is_told_once_in_each_section(self):
+        document = to_json(export(metrics_missing_reason="Validation is running.")).decode()
+        assert document.count("Validation is running.") == 3  # two leading numbers, and the estimate itself
+
     def test_metrics_that_are_withdrawn_leave_no_stale_number(self):
         document = strict(to_json(with_metrics(export(metrics=GOOD), None, missing_reason="Overwritten.")))
         assert document["full_acc_0"] is None
@@ -148,6 +153,51 @@ class TestMeasurements:
         ]
         validator("metadata.json").validate(strict(to_json(metadata)))
 
+    @pytest.mark.parametrize("condition", CONDITIONS)
+    def test_one_condition_that_differs_keeps_measurements_apart(self, condition):
+        one = measurement()
+        value = getattr(one, condition)
+        other = (
+            value + 1
+            if isinstance(value, int)
+            else {"temperature": 1.0}
+            if condition == "sampling"
+            else "vllm"
+        )
+        changed = one.model_copy(update={condition: other})
+        assert differing_conditions(one, changed) == [f"{condition}: {value} against {other}"]
+        assert differing_conditions(one, measurement(num_steps=5, acceptance_length=3.0)) == []
+        metadata = with_measurement(with_measurement(export(metrics=GOOD), one), changed)
+        assert len(metadata.measured.measurements) == len(series(metadata)) == 2
+
+    def test_a_server_that_ran_the_draft_otherwise_is_compared_with_nothing(self):
+        odd = measurement(
+            acceptance_length=9.0, server_version="0.5.22", differences=["It ran another dtype."]
+        )
+        assert differing_conditions(odd, odd)
+        assert headline([odd, measurement()], 3).acceptance_length == 2.5
+        assert headline([odd], 3).acceptance_length == 9.0
+
+    @given(st.permutations([1, 3, 5, 10, 16]), st.sampled_from([1, 3, 4, 8, 16, 0]))
+    def test_the_one_to_show_first_does_not_depend_on_the_order_of_measuring(self, depths, trained):
+        shown = headline([measurement(num_steps=depth) for depth in depths], trained)
+        assert shown.num_steps == {1: 1, 3: 3, 4: 3, 8: 10, 16: 16, 0: 1}[trained]
+
+    def test_metrics_that_come_after_a_measurement_choose_the_one_to_show(self):
+        metadata = export(metrics=None)
+        for depth in (3, 1):
+            metadata = with_measurement(metadata, measurement(num_steps=depth))
+        assert metadata.measured.num_steps == 1
+        assert with_metrics(metadata, GOOD).measured.num_steps == 3
+
+    def test_a_depth_that_is_none_is_refused(self):
+        with pytest.raises(ValidationError, match="num_steps"):
+            measurement(num_steps=0)
+
+
+def accuracies(*full: float) -> dict[str, float]:
+    return {f"full_acc_{step}": share for step, share in enumerate(full)}
+
 
 class TestIndex:
     def test_exports_stand_in_order_of_training_with_latest_and_best(self):
@@ -171,6 +221,42 @@ class TestIndex:
     def test_a_geometric_estimate_is_not_compared_with_chains(self):
         chains = [export("0", metrics=GOOD), export("1", metrics=GOOD | {"full_acc_0_epoch": 0.7})]
         assert choose_best([*chains, export("2", metrics={"full_acc_0": 0.95})]) == "0"
+
+    def test_drafts_trained_for_different_depths_are_compared_at_the_shallower(self):
+        # 2.87 at 3 steps; 3.10 at 5 steps, but 2.68 at 3
+        shallow = export("0", epoch=0, step=1, metrics=accuracies(0.80, 0.62, 0.45))
+        deep = export("1", epoch=1, step=2, metrics=accuracies(0.75, 0.55, 0.38, 0.25, 0.17))
+        assert choose_best([shallow, deep]) == choose_best([deep, shallow]) == "0"
+
+    def test_of_equal_ones_the_later_is_best(self):
+        runs = [export(str(epoch), epoch=epoch, step=epoch + 1, metrics=GOOD) for epoch in range(3)]
+        assert choose_best(runs) == choose_best(runs[::-1]) == "2"
+
+    def test_estimates_of_another_method_are_not_compared(self):
+        conditional = {"cond_acc_0": 0.99, "cond_acc_1": 0.99, "cond_acc_2": 0.99}
+        runs = [export("0", metrics=GOOD), export("1", metrics=GOOD), export("2", metrics=conditional)]
+        assert choose_best(runs) in ("0", "1")
+
+    @given(
+        st.lists(
+            st.lists(st.floats(0, 1), min_size=1, max_size=6).map(lambda full: sorted(full, reverse=True)),
+            min_size=1,
+            max_size=6,
+        )
+    )
+    def test_no_comparable_export_is_above_the_best_at_every_depth(self, runs):
+        exports = [
+            export(str(number), step=number, metrics=accuracies(*full)) for number, full in enumerate(runs)
+        ]
+        best = choose_best(exports)
+        if best is None:
+            assert all(len(full) == 1 and full[0] == 1.0 for full in runs)
+            return
+        kind = len(runs[int(best)]) == 1  # one step alone gives a geometric estimate
+        rivals = [full for full in runs if (len(full) == 1) == kind and full != [1.0]]
+        common = min(len(full) for full in rivals)
+        lengths = [sum(full[:common]) for full in rivals]
+        assert sum(runs[int(best)][:common]) == pytest.approx(max(lengths))
 
     def test_an_empty_run(self):
         document = strict(to_json(build_index([])))

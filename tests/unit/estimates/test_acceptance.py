@@ -11,8 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle3_export.estimates.acceptance import Coverage, best_depth, chain_accuracies, estimate_acceptance
+from eagle3_export.errors import UsageError
+from eagle3_export.estimates.acceptance import Coverage, estimate_acceptance
 from eagle3_export.estimates.accuracies import step_accuracies, wilson_interval
+from eagle3_export.estimates.chain import trained_chain
+from eagle3_export.estimates.depth import best_depth
 
 NULLABLE = (
     "source",
@@ -132,6 +135,18 @@ class TestRefusedValues:
         assert estimate.estimated_acceptance_length is None
         assert f"{ranks} ranks" in estimate.reasons["estimated_acceptance_length"]
 
+    @pytest.mark.parametrize("depths", [[0, 3], [-1], [65], [2.0], [True], ["3"]])
+    def test_a_depth_that_is_none_is_refused(self, depths):
+        with pytest.raises(UsageError, match="num_steps holds"):
+            estimate_acceptance({"full_acc_0": 0.8, "full_acc_1": 0.6}, depths)
+
+    def test_where_there_is_no_estimate_only_the_length_says_why(self):
+        reasons = estimate_acceptance({}, missing_reason="not validated").reasons
+        assert [name for name, why in reasons.items() if why == "not validated"] == [
+            "estimated_acceptance_length"
+        ]
+        assert all(reasons[name] for name in NULLABLE)
+
     def test_no_metrics_at_all(self):
         estimate = estimate_acceptance({"loss_epoch": 1.0}, missing_reason="not validated")
         assert estimate.estimated_acceptance_length is None
@@ -170,7 +185,7 @@ def test_any_metrics_give_finite_numbers_and_explained_nulls(metrics):
 @given(st.lists(share, min_size=1, max_size=6), st.integers(1, 20))
 def test_lengths_grow_with_depth_and_by_less_each_time(conditional, depth):
     accuracies = step_accuracies({f"cond_acc_{k}": value for k, value in enumerate(conditional)})
-    chain = chain_accuracies(accuracies, depth)
+    chain = trained_chain(accuracies).to_depth(depth)
     assert len(chain) == depth
     assert all(a >= b - 1e-12 for a, b in itertools.pairwise(chain))
 
@@ -236,6 +251,15 @@ class TestBestDepth:
     def test_the_dearer_a_draft_step_the_shallower_the_chain(self, cost, depth, speedup):
         best = best_depth({1: 1.8, 2: 2.4, 3: 2.8}, cost)
         assert (best.num_steps, best.speedup) == (depth, pytest.approx(speedup))
+
+    @pytest.mark.parametrize("cost", [-1.0, -1e-9, math.nan, math.inf])
+    def test_a_cost_that_makes_no_sense_is_refused(self, cost):
+        with pytest.raises(UsageError, match="cost ratio"):
+            best_depth({1: 1.8}, cost)
+
+    def test_without_a_length_there_is_no_depth(self):
+        with pytest.raises(UsageError, match="no acceptance length"):
+            best_depth({}, 0.1)
 
     def test_equal_speedups_take_the_shallower(self):
         assert best_depth({1: 2.0, 3: 2.0}, 0.0).num_steps == 1

@@ -1,0 +1,95 @@
+"""When one estimate may be compared with another: the one definition, used wherever two of them meet."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from eagle3_export.estimates.acceptance import (
+    AcceptanceEstimate,
+    AccuracySource,
+    Method,
+    estimated_interval,
+    estimated_lengths,
+)
+from eagle3_export.estimates.accuracies import Interval
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """What estimates have in common when they are compared: their source, their method, and one draft depth.
+
+    Attributes:
+        source: validation or training.
+        method: how the lengths were derived from the accuracies.
+        num_steps: the depth at which all of them were trained; None for geometric estimates, which have no depth.
+    """
+
+    source: AccuracySource
+    method: Method
+    num_steps: int | None
+
+    @classmethod
+    def common(cls, estimates: Sequence[AcceptanceEstimate]) -> Basis | None:
+        """Returns the basis on which all these estimates can be compared: the shallowest depth among them.
+
+        Returns:
+            None if there are none, if one of them has no length, or if they differ in source or method.
+        """
+        kinds = {_kind(estimate) for estimate in estimates}
+        if len(kinds) != 1 or None in kinds:
+            return None
+        ((source, method),) = (kind for kind in kinds if kind is not None)
+        depths = [estimate.num_steps for estimate in estimates if estimate.num_steps is not None]
+        return cls(source, method, min(depths) if len(depths) == len(estimates) else None)
+
+    def length(self, estimate: AcceptanceEstimate) -> float:
+        """Returns the estimate's acceptance length on this basis, in tokens per verify step.
+
+        Args:
+            estimate: one of those that the basis is common to.
+        """
+        if self.num_steps is None or self.num_steps == estimate.num_steps:
+            return estimate.estimated_acceptance_length or 0.0
+        return estimated_lengths(estimate, self.num_steps).get(self.num_steps, 0.0)
+
+    def interval(self, estimate: AcceptanceEstimate) -> Interval | None:
+        """Returns the 95 % interval of `length`, or None where it is not known."""
+        if self.num_steps is None or self.num_steps == estimate.num_steps:
+            return estimate.interval
+        return estimated_interval(estimate, self.num_steps)
+
+    def tied(self, one: AcceptanceEstimate, other: AcceptanceEstimate) -> bool:
+        """Whether the difference of two lengths lies within its own 95 % interval; False where that is not known.
+
+        The two are taken to be independent. Both were validated on the same text, so the true interval of their
+        difference is narrower: a tie here can be a real difference, but what is no tie is one.
+        """
+        spreads = [self.interval(estimate) for estimate in (one, other)]
+        halves = [(spread.high - spread.low) / 2 for spread in spreads if spread is not None]
+        return len(halves) == 2 and abs(self.length(one) - self.length(other)) <= math.hypot(*halves)
+
+    def __str__(self) -> str:
+        depth = "" if self.num_steps is None else f" at depth {self.num_steps}"
+        return f"{self.method}, from {self.source}{depth}"
+
+
+def comparable_majority(estimates: Sequence[AcceptanceEstimate]) -> list[int]:
+    """Returns the positions of the largest group of estimates that can be compared with each other.
+
+    Estimates without a length belong to no group. Of two groups of one size the one that appears first is taken.
+    """
+    kinds = [_kind(estimate) for estimate in estimates]
+    counted = Counter(kind for kind in kinds if kind is not None)
+    if not counted:
+        return []
+    (chosen, _), *_ = counted.most_common(1)
+    return [position for position, kind in enumerate(kinds) if kind == chosen]
+
+
+def _kind(estimate: AcceptanceEstimate) -> tuple[AccuracySource, Method] | None:
+    if estimate.estimated_acceptance_length is None or estimate.source is None or estimate.method is None:
+        return None
+    return estimate.source, estimate.method

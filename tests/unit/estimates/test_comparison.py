@@ -1,0 +1,73 @@
+"""Which estimates may be compared, and at what depth."""
+
+from __future__ import annotations
+
+import pytest
+
+from eagle3_export.estimates.acceptance import AcceptanceEstimate, estimate_acceptance
+from eagle3_export.estimates.comparison import Basis, comparable_majority
+
+
+def estimate(*full: float, positions: int | None = None, source="validation") -> AcceptanceEstimate:
+    metrics = {f"full_acc_{step}": value for step, value in enumerate(full)}
+    if positions is not None:
+        metrics |= {f"full_acc_{step}_total": positions for step in range(len(full))}
+    return estimate_acceptance(metrics, source=source)
+
+
+SHALLOW = estimate(0.80, 0.62, 0.45)  # 2.87 at 3
+DEEP = estimate(0.75, 0.55, 0.38, 0.25, 0.17)  # 3.10 at 5, 2.68 at 3
+CONDITIONAL = estimate_acceptance({"cond_acc_0": 0.8, "cond_acc_1": 0.75})
+GEOMETRIC = estimate(0.9)
+TRAINING = estimate(0.9, 0.8, 0.7, source="training")
+NONE = estimate_acceptance({})
+
+
+def test_estimates_of_different_depth_are_compared_at_the_shallower():
+    basis = Basis.common([SHALLOW, DEEP])
+    assert basis == Basis("validation", "cumulative", 3)
+    assert basis.length(SHALLOW) == pytest.approx(2.87)
+    assert basis.length(DEEP) == pytest.approx(2.68)
+
+
+@pytest.mark.parametrize("other", [CONDITIONAL, GEOMETRIC, TRAINING, NONE])
+def test_estimates_of_another_source_or_method_are_not_compared(other):
+    assert Basis.common([SHALLOW, other]) is None
+
+
+def test_geometric_estimates_are_compared_without_a_depth():
+    basis = Basis.common([GEOMETRIC, estimate(0.8)])
+    assert basis == Basis("validation", "geometric", None)
+    assert basis.length(GEOMETRIC) == pytest.approx(9.0)
+
+
+def test_nothing_has_no_basis():
+    assert Basis.common([]) is None
+
+
+def test_the_largest_comparable_group_is_chosen():
+    assert comparable_majority([GEOMETRIC, SHALLOW, NONE, DEEP]) == [1, 3]
+    assert comparable_majority([NONE]) == comparable_majority([]) == []
+
+
+def test_the_interval_is_that_of_the_common_depth():
+    one, other = estimate(0.8, positions=400), estimate(0.8, 0.4, positions=400)
+    deep = estimate(0.8, 0.4, 0.2, positions=400)
+    low, high = (lambda spread: (spread.low, spread.high))(Basis.common([other, deep]).interval(deep))
+    # X accepted drafts: E = .8 + .4 = 1.2, E[X²] = .8 + 3·.4 = 2, sd = sqrt(.56), / sqrt(400) · 1.96 = 0.0733
+    assert (low, high) == (pytest.approx(2.2 - 0.0733, abs=0.01), pytest.approx(2.2 + 0.0733, abs=0.01))
+    assert Basis.common([one, other]) is None  # the first has one step only, so it is geometric
+
+
+@pytest.mark.parametrize(
+    ("second", "tied"),
+    # sd of X at .8, .6, .4 is 1.166: half an interval is 1.96 · 1.166 / sqrt(1000) = 0.072, of a difference 0.102
+    [((0.80, 0.60, 0.40), True), ((0.77, 0.57, 0.37), True), ((0.76, 0.56, 0.36), False)],
+)
+def test_a_difference_within_its_interval_is_a_tie(second, tied):
+    estimates = [estimate(0.8, 0.6, 0.4, positions=1000), estimate(*second, positions=1000)]
+    assert Basis.common(estimates).tied(*estimates) == tied
+
+
+def test_without_intervals_nothing_is_a_tie():
+    assert not Basis.common([SHALLOW, SHALLOW]).tied(SHALLOW, SHALLOW)
