@@ -1,4 +1,4 @@
-"""What rank 0 tells the other ranks: short texts in the process group's own key-value store, never a collective."""
+"""Short texts between rank 0 and the other ranks, in the process group's own key-value store; never a collective."""
 
 from __future__ import annotations
 
@@ -18,8 +18,14 @@ _READERS_WAIT_SECONDS = 5.0
 class RankZeroBoard:
     """A board that global rank 0 writes and every rank reads. Every rank makes its boards in the same order.
 
+    The other ranks can hand texts in, which rank 0 alone collects.
+
     Args:
         rank: this process's global rank.
+
+    Attributes:
+        rank: the same.
+        others: the number of ranks beside rank 0.
 
     Raises:
         RuntimeError: there is no process group.
@@ -29,7 +35,7 @@ class RankZeroBoard:
         import torch.distributed as dist
 
         self.rank = rank
-        self._others = dist.get_world_size() - 1
+        self.others = dist.get_world_size() - 1
         self._store: Any = dist.distributed_c10d._get_default_store()
         self._prefix = f"eagle3_export/{next(_boards)}/"
 
@@ -40,7 +46,7 @@ class RankZeroBoard:
     def await_readers(self, topic: str) -> None:
         """Give the others up to five seconds to read it: this process may serve the store and be about to end."""
         deadline = time.monotonic() + _READERS_WAIT_SECONDS
-        while time.monotonic() < deadline and self._readers(topic, 0) < self._others:
+        while time.monotonic() < deadline and self._readers(topic, 0) < self.others:
             time.sleep(_POLL_SECONDS)
 
     def read(self, topic: str) -> str | None:
@@ -68,6 +74,27 @@ class RankZeroBoard:
         while (text := self.read(topic)) is None:
             time.sleep(_POLL_SECONDS)
         return text
+
+    def hand_in(self, topic: str, text: str) -> None:
+        """Gives a text to rank 0. The other ranks call this, once per topic. Returns at once."""
+        self._store.set(f"{self._prefix}{topic}/{self.rank}", text)
+
+    def collect(self, topic: str) -> dict[int, str]:
+        """The texts that were handed in under that topic, by rank; they are gone then. Rank 0 calls this. Never waits.
+
+        Raises:
+            Eagle3ExportError: the store cannot be reached.
+        """
+        found = {}
+        try:
+            for rank in range(1, self.others + 1):
+                key = f"{self._prefix}{topic}/{rank}"
+                if self._store.check([key]):
+                    found[rank] = self._store.get(key).decode()
+                    self._store.delete_key(key)
+        except RuntimeError as error:
+            raise Eagle3ExportError(f"The store of the process group cannot be reached ({error}).") from error
+        return found
 
     def _readers(self, topic: str, more: int) -> int:
         return int(self._store.add(f"{self._prefix}{topic}/readers", more))
