@@ -132,7 +132,9 @@ def first_choices(
         spoken: `t2d` [target vocabulary], true for ids of the draft vocabulary, or None.
     """
     tokens, documents = batch["input_ids"][0], batch["document_ids"][0]
-    counted = (response_numbers(batch["loss_mask"][0], documents)[1:] >= 0) & (documents[1:] == documents[:-1])
+    counted = (response_numbers(batch["loss_mask"][0], documents)[1:] >= 0) & (
+        documents[1:] == documents[:-1]
+    )
     if spoken is not None and offsets is not None:
         counted &= spoken.bool()[tokens[1:]]
     chosen = in_target_vocabulary(choices, offsets)[:-1] == tokens[1:]
@@ -163,9 +165,7 @@ def _metrics_with_first_choices(
     One function for the whole run: a compiled forward pass is compiled again for every other one.
     """
     assert _compute_metrics is not None
-    loss, metrics = _compute_metrics(
-        logits, targets, loss_mask, prev_correct, ttt_step, *args, **options
-    )
+    loss, metrics = _compute_metrics(logits, targets, loss_mask, prev_correct, ttt_step, *args, **options)
     if ttt_step == 0:
         metrics = {**metrics, FIRST_CHOICES: targets.argmax(-1)}
     return loss, metrics

@@ -18,7 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from eagle3_export.errors import Eagle3ExportError
 from eagle3_export.estimates.replay import ReplayCounts
-from eagle3_export.training.chains import ChainReplay, first_choices, reporting_first_choices, take_first_choices
+from eagle3_export.training.chains import (
+    ChainReplay,
+    first_choices,
+    reporting_first_choices,
+    take_first_choices,
+)
 from eagle3_export.training.interrupts import deferred_interrupts
 from eagle3_export.training.ranks import RankZeroBoard
 
@@ -36,7 +41,9 @@ NO_RESPONSES = "The validation has no response of two tokens or more."
 OTHER_TRAINER = (
     "This trainer's model does not return its drafts as speculators 0.8 and 0.9 do: nothing to replay."
 )
-SHARDED = "A pass deeper than trained would need a collective of every rank, because the model is sharded (FSDP)."
+SHARDED = (
+    "A pass deeper than trained would need a collective of every rank, because the model is sharded (FSDP)."
+)
 RANKS_MISSING = "The counts of some ranks did not reach rank 0."
 
 
@@ -137,7 +144,9 @@ class ValidationReplay:
         import torch
 
         drafted = output[0] if isinstance(output, tuple) and output else None
-        if not isinstance(drafted, list) or not all(_same_shape(step, batch["input_ids"]) for step in drafted):
+        if not isinstance(drafted, list) or not all(
+            _same_shape(step, batch["input_ids"]) for step in drafted
+        ):
             self._problem = OTHER_TRAINER
             return
         draft = getattr(model, "module", model)

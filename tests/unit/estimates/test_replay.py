@@ -120,11 +120,15 @@ def clumpy(rng, tokens, depth, *, easy=0.95, hard=0.45, stretch=50):
     """A text of easy and hard stretches, geometric of that mean length; chains of `depth` drafts at every token."""
     stays = rng.random(tokens + depth) >= 1 / stretch
     chances = np.where(np.cumsum(~stays) % 2 == 0, easy, hard)
-    right = rng.random((tokens, depth)) < np.lib.stride_tricks.sliding_window_view(chances[1:], depth)[:tokens]
+    right = (
+        rng.random((tokens, depth)) < np.lib.stride_tricks.sliding_window_view(chances[1:], depth)[:tokens]
+    )
     return np.minimum(np.cumprod(right, axis=1).sum(axis=1), np.arange(tokens)[::-1])
 
 
-@pytest.mark.parametrize(("depth", "positions", "steps"), [(3, 2.72, 2.38), (5, 3.48, 2.68), (10, 5.04, 3.05)])
+@pytest.mark.parametrize(
+    ("depth", "positions", "steps"), [(3, 2.72, 2.38), (5, 3.48, 2.68), (10, 5.04, 3.05)]
+)
 def test_clumpy_text_is_walked_in_more_steps_than_its_mean_over_positions_says(depth, positions, steps):
     """Figures of another simulation of the same text."""
     rng = np.random.default_rng(0)
@@ -180,7 +184,8 @@ def test_one_document_has_no_interval_and_none_has_no_steps():
 
 
 @pytest.mark.parametrize(
-    ("degrees", "quantile"), [(1, 12.706), (3, 3.182), (4, 2.776), (5, 2.571), (10, 2.228), (30, 2.042), (1000, 1.962)]
+    ("degrees", "quantile"),
+    [(1, 12.706), (3, 3.182), (4, 2.776), (5, 2.571), (10, 2.228), (30, 2.042), (1000, 1.962)],
 )
 def test_student_t_as_in_the_tables(degrees, quantile):
     assert student_t95(degrees) == pytest.approx(quantile, rel=1e-3)
