@@ -7,7 +7,7 @@ nearly always and one that is not shows it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +34,14 @@ def sentences(count: int, length: int, seed: int = 0) -> torch.Tensor:
     return tokens
 
 
-def make_verifier(folder: Path, *, steps: int = 80, seed: int = 0) -> Path:
-    """Train a toy Llama verifier and save it in float32."""
+def make_verifier(
+    folder: Path, *, steps: int = 80, seed: int = 0, text: Callable[[int], torch.Tensor] | None = None
+) -> Path:
+    """Train a toy Llama verifier and save it in float32.
+
+    Args:
+        text: token ids [sequences, tokens] to train on, by step; `sentences` where None.
+    """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -57,7 +63,7 @@ def make_verifier(folder: Path, *, steps: int = 80, seed: int = 0) -> Path:
     model = LlamaForCausalLM(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for step in range(steps):
-        batch = sentences(16, 16, seed=1000 + step)
+        batch = text(step) if text else sentences(16, 16, seed=1000 + step)
         _descend(optimizer, model(input_ids=batch, labels=batch).loss)
     model.save_pretrained(folder)
     return folder
