@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,23 +83,17 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
             made.served[name] = failure
 
     own, users = ({plugin.EXTERNAL_PACKAGE_VARIABLE: name} for name in (plugin.PACKAGE, "users_models"))
-    runs: list[Callable[[], None]] = [
-        lambda: run("no_draft", None),
-        lambda: run("stock", "exact_in_stock", plugin=False),
-        lambda: run("shuffled", "shuffled", plugin=False),
-        lambda: run("defaults", TRAINED),
-        lambda: run("forced", "forced", extra_environment=users),
-        lambda: run("all", "all_that_stock_drops", plugin=False, extra_environment=own),
-        lambda: run("no_plugin", "all_that_stock_drops", plugin=False),
-    ]
-    with ThreadPoolExecutor(2) as pool:
-        waiting = [pool.submit(one) for one in runs]
-        for name in (*DRAFTS, TRAINED):
-            made.simulated[name] = chain_drafting.simulate(
-                made.verifier, folder / name, NUM_STEPS, made.prompts, NEW_TOKENS
-            )
-        for one in waiting:
-            one.result()
+    run("no_draft", None)
+    run("stock", "exact_in_stock", plugin=False)
+    run("shuffled", "shuffled", plugin=False)
+    run("defaults", TRAINED)
+    run("forced", "forced", extra_environment=users)
+    run("all", "all_that_stock_drops", plugin=False, extra_environment=own)
+    run("no_plugin", "all_that_stock_drops", plugin=False)
+    for name in (*DRAFTS, TRAINED):
+        made.simulated[name] = chain_drafting.simulate(
+            made.verifier, folder / name, NUM_STEPS, made.prompts, NEW_TOKENS
+        )
     return made
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -41,10 +40,9 @@ def compare(cases: list[matrix.Case], folder: Path) -> list[Compared]:
         levels = {finding.id: finding.level for finding in result.findings}
         compared.append(Compared(case, levels, config["architectures"][0]))
         requests.append(numeric.NumericCase(str(export), str(source), draft_window=window_flag(export)))
-    with ThreadPoolExecutor(2) as pool:
-        with_plugin = pool.submit(numeric.compare, requests)
-        stock = pool.submit(numeric.compare, [replace(request, plugin=False) for request in requests])
-    for entry, own, theirs in zip(compared, with_plugin.result(), stock.result(), strict=True):
+    with_plugin = numeric.compare(requests)
+    stock = numeric.compare([replace(request, plugin=False) for request in requests])
+    for entry, own, theirs in zip(compared, with_plugin, stock, strict=True):
         entry.with_plugin, entry.stock = own, theirs
     return compared
 
