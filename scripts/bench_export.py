@@ -32,29 +32,13 @@ from eagle3_export.export import export_checkpoint, prepare_export
 from eagle3_export.storage.copy import write_safetensors
 from eagle3_export.storage.finite import non_finite_tensors
 from eagle3_export.storage.safetensors_file import TensorSource, read_safetensors
+from tests.support import drafts
 
 GIB_STEP = 1 << 30
 
 
-@dataclass(frozen=True)
-class Draft:
-    """Sizes of a one-layer draft."""
-
-    hidden: int
-    inner: int
-    vocabulary: int
-    draft_vocabulary: int
-    heads: int
-    kv_heads: int
-    head: int
-
-
-# By nominal size in GB: a 1 B verifier's draft, Llama-3.1-8B's, Kimi-K2.5's.
-DRAFTS = {
-    "0.1": Draft(1024, 2816, 32_000, 8_000, 16, 8, 64),
-    "2": Draft(4096, 14_336, 128_256, 32_000, 32, 8, 128),
-    "5": Draft(7168, 18_432, 163_840, 32_000, 64, 64, 128),
-}
+# By nominal size in GB.
+DRAFTS = {"0.1": drafts.SIZES_OF_1B, "2": drafts.SIZES_OF_8B, "5": drafts.SIZES_OF_KIMI}
 
 
 @dataclass
@@ -71,79 +55,13 @@ class Way:
         return min(self.seconds)
 
 
-def write_checkpoint(directory: Path, draft: Draft) -> Path:
-    """A checkpoint as speculators 0.9.0 saves it, with random finite bf16 weights."""
-    d = draft
-    shapes: dict[str, tuple[int, ...]] = {
-        "embed_tokens.weight": (d.vocabulary, d.hidden),
-        "fc.weight": (d.hidden, 3 * d.hidden),
-        "layers.0.hidden_norm.weight": (d.hidden,),
-        "layers.0.input_layernorm.weight": (d.hidden,),
-        "layers.0.mlp.down_proj.weight": (d.hidden, d.inner),
-        "layers.0.mlp.gate_proj.weight": (d.inner, d.hidden),
-        "layers.0.mlp.up_proj.weight": (d.inner, d.hidden),
-        "layers.0.post_attention_layernorm.weight": (d.hidden,),
-        "layers.0.self_attn.k_proj.weight": (d.kv_heads * d.head, 2 * d.hidden),
-        "layers.0.self_attn.o_proj.weight": (d.hidden, d.heads * d.head),
-        "layers.0.self_attn.q_proj.weight": (d.heads * d.head, 2 * d.hidden),
-        "layers.0.self_attn.v_proj.weight": (d.kv_heads * d.head, 2 * d.hidden),
-        "lm_head.weight": (d.draft_vocabulary, d.hidden),
-        "norm.weight": (d.hidden,),
-    }
-    sizes = {
-        "d2t": 8 * d.draft_vocabulary,
-        **{n: 2 * int(np.prod(s)) for n, s in shapes.items()},
-        "t2d": d.vocabulary,
-    }
-    header, at = {"__metadata__": {"format": "pt"}}, 0
-    for name, size in sizes.items():
-        dtype, shape = {"d2t": ("I64", (d.draft_vocabulary,)), "t2d": ("BOOL", (d.vocabulary,))}.get(
-            name, ("BF16", shapes.get(name))
-        )
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}  # type: ignore[assignment]
-        at += size
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    directory.mkdir(parents=True)
+def write_checkpoint(directory: Path, sizes: drafts.Sizes) -> Path:
+    """A checkpoint with finite random weights, on the disk and in the page cache."""
     noise = np.random.default_rng(0).integers(0x3C00, 0x3F80, 1 << 20, dtype=np.uint16).tobytes()
-    with (directory / "model.safetensors").open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for name, size in sizes.items():
-            if name == "d2t":  # the first tokens of the vocabulary
-                file.write(bytes(size))
-            elif name == "t2d":
-                file.write(b"\1" * d.draft_vocabulary + bytes(size - d.draft_vocabulary))
-            else:
-                for start in range(0, size, len(noise)):
-                    file.write(noise[: size - start])
-        file.flush()
+    drafts.write_large_checkpoint(directory, sizes, noise)
+    with (directory / "model.safetensors").open("r+b") as file:
         os.fsync(file.fileno())
-    (directory / "config.json").write_text(json.dumps(speculators_config(draft)))
     return directory
-
-
-def speculators_config(draft: Draft) -> dict[str, object]:
-    """config.json of the checkpoint."""
-    return {
-        "architectures": ["Eagle3DraftModel"], "draft_vocab_size": draft.draft_vocabulary, "dtype": "bfloat16",
-        "eagle_aux_hidden_state_layer_ids": [2, 4, 5], "norm_before_residual": False,
-        "speculators_config": {
-            "algorithm": "eagle3", "verifier": {"architectures": ["LlamaForCausalLM"], "name_or_path": None},
-        },
-        "speculators_model_type": "eagle3", "speculators_version": "0.9.0", "target_hidden_size": None,
-        "transformer_layer_config": decoder_config(draft),
-    }  # fmt: skip
-
-
-def decoder_config(draft: Draft) -> dict[str, object]:
-    """The decoder's part, in transformers' words."""
-    return {
-        "attention_bias": False, "head_dim": draft.head, "hidden_act": "silu", "hidden_size": draft.hidden,
-        "intermediate_size": draft.inner, "max_position_embeddings": 4096, "mlp_bias": False, "model_type": "llama",
-        "num_attention_heads": draft.heads, "num_hidden_layers": 1, "num_key_value_heads": draft.kv_heads,
-        "rms_norm_eps": 1e-6, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
-        "vocab_size": draft.vocabulary,
-    }  # fmt: skip
 
 
 def timed(action: Callable[[], object]) -> float:
@@ -227,7 +145,7 @@ def convert_from_shell(checkpoint: Path, target: Path, way: list[Way]) -> float:
     return float(seconds)
 
 
-def ways(checkpoint: Path, draft: Draft, specforge: Path | None) -> dict[str, list[Way]]:
+def ways(checkpoint: Path, draft: drafts.Sizes, specforge: Path | None) -> dict[str, list[Way]]:
     """The ways to compare, by table."""
     source = checkpoint / "model.safetensors"
     file = read_safetensors(source)
@@ -259,11 +177,12 @@ def ways(checkpoint: Path, draft: Draft, specforge: Path | None) -> dict[str, li
         child("load, rename, save (safetensors.torch)", LOAD_RENAME_SAVE),
     ]
     if specforge is not None:
+        decoder = drafts.speculators_config(draft)["transformer_layer_config"]
         specforge_config = checkpoint.parent / "specforge.json"
         specforge_config.write_text(
             json.dumps(
                 {
-                    **decoder_config(draft), "architectures": ["LlamaForCausalLMEagle3"], "torch_dtype": "bfloat16",
+                    **decoder, "architectures": ["LlamaForCausalLMEagle3"], "torch_dtype": "bfloat16",
                     "draft_vocab_size": draft.draft_vocabulary, "target_hidden_size": draft.hidden,
                     "tie_word_embeddings": False, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
                 }

@@ -12,14 +12,14 @@ from eagle3_export.config import ExportConfig
 from eagle3_export.convert import convert_run
 from eagle3_export.errors import ExportInvalidError
 from eagle3_export.output_directory import locate_export
-from tests.support.storage.checkpoints import write_checkpoint
+from tests.support.drafts import save_epoch
 
 
 @pytest.fixture
 def exported(tmp_path: Path) -> Path:
     """A run of two checkpoints and its output directory `out`."""
     for epoch in (0, 1):
-        write_checkpoint(tmp_path / "run" / str(epoch), seed=epoch, epoch=epoch)
+        save_epoch(tmp_path / "run" / str(epoch), seed=epoch, epoch=epoch)
     convert_run(tmp_path / "run", tmp_path / "out", ExportConfig())
     return tmp_path / "out"
 
@@ -58,7 +58,7 @@ def test_what_is_no_export_is_called_by_its_name(
 
 
 def test_a_best_that_nothing_was_rated_for_says_so(tmp_path: Path) -> None:
-    checkpoint = write_checkpoint(tmp_path / "run" / "0")
+    checkpoint = save_epoch(tmp_path / "run" / "0")
     (checkpoint / "val_metrics.json").unlink()
     convert_run(tmp_path / "run", tmp_path / "out", ExportConfig())
     with pytest.raises(ExportInvalidError) as caught:

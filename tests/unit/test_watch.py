@@ -20,8 +20,7 @@ from eagle3_export.errors import CheckpointError, StorageError, UsageError
 from eagle3_export.storage.lock import output_lock
 from eagle3_export.verify import verify_export
 from eagle3_export.watch import RunWatcher, is_complete, watch_run
-from tests.support.storage.checkpoints import CONFIG, draft_weights, write_checkpoint
-from tests.support.storage.filesystems import safetensors_bytes
+from tests.support.drafts import CONFIG, draft_tensors, safetensors_bytes, save_epoch
 
 
 class Trainer:
@@ -39,7 +38,7 @@ class Trainer:
 
     def weights(self, name: str, seed: int) -> None:
         aside = self.save_path / name / "aside"
-        self.put(aside, safetensors_bytes(draft_weights(seed), {"format": "pt"}))
+        self.put(aside, safetensors_bytes(draft_tensors(seed=seed), {"format": "pt"}))
         aside.rename(aside.with_name("model.safetensors"))
 
     def save_model(self, name: str, seed: int = 0, version: str = "0.9.0") -> list[Any]:
@@ -228,7 +227,7 @@ def test_storage_faults_are_tried_again(watched: Watched) -> None:
 
 
 def test_once(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "run" / "0")
+    save_epoch(tmp_path / "run" / "0")
     (tmp_path / "run" / "0" / "optimizer_state_dict.pt").touch()
     assert watch_run(tmp_path / "run", ExportConfig(), once=True)
     assert verify_export(tmp_path / "run-sglang" / "0", source=tmp_path / "run" / "0").ok
@@ -246,7 +245,7 @@ def test_ends_on_request_after_a_last_look(tmp_path: Path, how: Any) -> None:
     stop_file = tmp_path / "stop"
 
     def later() -> None:
-        write_checkpoint(tmp_path / "run" / "0")
+        save_epoch(tmp_path / "run" / "0")
         stop_file.touch() if how == "stop file" else os.kill(os.getpid(), how)
 
     timer = threading.Timer(0.1, later)
@@ -259,7 +258,7 @@ def test_ends_on_request_after_a_last_look(tmp_path: Path, how: Any) -> None:
 
 
 def test_half_written_training_state_is_not_complete(tmp_path: Path) -> None:
-    checkpoint = write_checkpoint(tmp_path / "run" / "0")
+    checkpoint = save_epoch(tmp_path / "run" / "0")
     assert is_complete(checkpoint)
     (checkpoint / "training_state.json").write_text('{"epoch": 0, "local')
     assert not is_complete(checkpoint)

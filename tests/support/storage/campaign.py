@@ -28,7 +28,7 @@ from eagle3_export.output_directory import read_exports, refresh_outputs
 from eagle3_export.storage.lock import output_lock
 from eagle3_export.storage.publish import clean_leftovers
 from eagle3_export.verify import verify_export
-from tests.support.storage.checkpoints import write_checkpoint
+from tests.support.drafts import save_epoch
 from tests.support.storage.system_calls import run
 
 CONFIG = ExportConfig(sglang_version="0.5.23", keep_last=2)
@@ -45,13 +45,13 @@ class Stage:
         self.run, self.out, self.before = directory / "run", directory / "out", directory / "before"
         self.old = directory / "old"
         for epoch in (0, 1):
-            write_checkpoint(self.run / str(epoch), seed=epoch, epoch=epoch)
+            save_epoch(self.run / str(epoch), seed=epoch, epoch=epoch)
         self.saved = ("0", "1")
         self.export()
         shutil.copytree(self.out, self.before, symlinks=True)
         shutil.copytree(self.run, self.old, symlinks=True)
-        write_checkpoint(self.run / "1", seed=11, epoch=1)
-        write_checkpoint(self.run / "2", seed=2, epoch=2)
+        save_epoch(self.run / "1", seed=11, epoch=1)
+        save_epoch(self.run / "2", seed=2, epoch=2)
         self.saved = ("1", "2")
 
     def reset(self) -> None:

@@ -2,55 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 from eagle3_export.storage.safetensors_file import TensorSource, read_safetensors
+from tests.support.drafts import Sizes, draft_tensors, safetensors_bytes
 from tests.support.machine import program, require_root
 
-SIZES = {"BOOL": 1, "U8": 1, "F8_E4M3": 1, "BF16": 2, "F16": 2, "F32": 4, "F64": 8, "I64": 8}
-
-
-def safetensors_bytes(
-    tensors: Mapping[str, tuple[str, tuple[int, ...], bytes]],
-    metadata: Mapping[str, str] | None = None,
-    pad: int = 8,
-) -> bytes:
-    """A safetensors file made by hand: name -> (dtype, shape, bytes), header padded to a multiple of `pad`."""
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
-    at = 0
-    for name, (dtype, shape, data) in tensors.items():
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + len(data)]}
-        at += len(data)
-    text = json.dumps(header).encode()
-    text += b" " * (-(8 + len(text)) % pad)
-    return len(text).to_bytes(8, "little") + text + b"".join(data for _, _, data in tensors.values())
-
-
-def draft_tensors(rows: int = 64, hidden: int = 512) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
-    """Tensors of the kinds that a draft has, in the order that safetensors writes them; finite, and never all equal."""
-    random = np.random.default_rng(rows * hidden)
-
-    def bf16(*shape: int) -> tuple[str, tuple[int, ...], bytes]:
-        values = random.integers(0, 0x7F00, int(np.prod(shape)), dtype=np.uint16)
-        return "BF16", shape, values.tobytes()
-
-    return {
-        "d2t": ("I64", (rows,), np.arange(rows, dtype=np.int64).tobytes()),
-        "embed_tokens.weight": bf16(4 * rows, hidden),
-        "fc.weight": bf16(hidden, 3 * hidden),
-        "layers.0.hidden_norm.weight": bf16(hidden),
-        "layers.0.mlp.down_proj.weight": bf16(hidden, rows),
-        "lm_head.weight": bf16(rows, hidden),
-        "t2d": ("BOOL", (4 * rows,), random.integers(0, 2, 4 * rows, dtype=np.uint8).tobytes()),
-    }
+# Files of 2 and of 6 MB, whose longest tensors span many blocks of a filesystem.
+WIDE = Sizes(hidden=512, inner=64, vocabulary=256, draft_vocabulary=64, heads=4, kv_heads=2, head=16)
+WIDE_AND_LONG = Sizes(
+    hidden=512, inner=512, vocabulary=2048, draft_vocabulary=512, heads=4, kv_heads=2, head=16
+)
 
 
 def served_names(path: Path, drop: tuple[str, ...] = ()) -> list[tuple[str, TensorSource]]:
@@ -89,10 +56,10 @@ def mounted(kind: str, directory: Path, megabytes: int, options: str = "loop") -
 def write_draft(tmp_path: Path) -> Callable[..., Path]:
     """Writes `draft_tensors` to a file."""
 
-    def write(directory: Path = tmp_path, name: str = "model.safetensors", **sizes: int) -> Path:
+    def write(directory: Path = tmp_path, name: str = "model.safetensors", sizes: Sizes = WIDE) -> Path:
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / name
-        path.write_bytes(safetensors_bytes(draft_tensors(**sizes), {"format": "pt"}))
+        path.write_bytes(safetensors_bytes(draft_tensors(sizes), {"format": "pt"}))
         return path
 
     return write

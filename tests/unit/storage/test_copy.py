@@ -21,8 +21,9 @@ from eagle3_export.storage import copy, write_back
 from eagle3_export.storage.copy import write_safetensors
 from eagle3_export.storage.safetensors_file import TensorSource, read_safetensors
 from eagle3_export.storage.sources import open_sources
+from tests.support.drafts import SIZES, SMALL, draft_tensors, safetensors_bytes
 from tests.support.storage import system_calls
-from tests.support.storage.filesystems import SIZES, draft_tensors, safetensors_bytes, served_names
+from tests.support.storage.filesystems import WIDE, WIDE_AND_LONG, served_names
 
 Write = Callable[..., Path]
 
@@ -54,17 +55,17 @@ def shared_bytes(path: Path) -> int:
 def test_a_rename_keeps_every_byte_and_the_header_length(tmp_path: Path, write_draft: Write) -> None:
     source = write_draft()
     report = write_safetensors(tmp_path / "out", served_names(source))
-    holds_exactly(tmp_path / "out", renamed(draft_tensors()))
+    holds_exactly(tmp_path / "out", renamed(draft_tensors(WIDE)))
     assert report.bytes_total == source.stat().st_size == (tmp_path / "out").stat().st_size
     assert read_safetensors(tmp_path / "out").metadata == {"format": "pt"}
 
 
 def test_a_whole_file_is_cloned(reflink_directory: Path, write_draft: Write) -> None:
     directory = reflink_directory / "whole"
-    source = write_draft(directory, rows=512, hidden=512)
+    source = write_draft(directory, sizes=WIDE_AND_LONG)
     report = write_safetensors(directory / "out", served_names(source))
     assert (report.method, report.bytes_copied) == ("reflink", 0)
-    holds_exactly(directory / "out", renamed(draft_tensors(512, 512)))
+    holds_exactly(directory / "out", renamed(draft_tensors(WIDE_AND_LONG)))
     assert shared_bytes(directory / "out") > report.bytes_total - 2 * 65536
 
 
@@ -85,11 +86,11 @@ def test_the_rest_of_a_file_is_cloned_by_blocks(
     metadata: dict[str, str] | None,
 ) -> None:
     directory = reflink_directory / tmp_path.name
-    source = write_draft(directory, rows=512, hidden=512)
+    source = write_draft(directory, sizes=WIDE_AND_LONG)
     report = write_safetensors(directory / "out", served_names(source, drop), metadata=metadata)
     assert report.method == "reflink"
     assert report.bytes_copied < 100_000
-    holds_exactly(directory / "out", renamed(draft_tensors(512, 512), drop))
+    holds_exactly(directory / "out", renamed(draft_tensors(WIDE_AND_LONG), drop))
     assert read_safetensors(directory / "out").data_start < 16_384
     assert shared_bytes(directory / "out") > report.bytes_total - 200_000
 
@@ -101,7 +102,7 @@ def test_a_clone_on_the_way_is_a_copy_elsewhere(
     source = write_draft(reflink_directory / "exdev")
     report = write_safetensors(tmp_path / "out", served_names(source))
     assert report.method in ("copy_file_range", "sendfile")
-    holds_exactly(tmp_path / "out", renamed(draft_tensors()))
+    holds_exactly(tmp_path / "out", renamed(draft_tensors(WIDE)))
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2])
@@ -119,7 +120,7 @@ def test_every_way_of_copying_gives_the_same_bytes(
     out = ext4_directory / f"ways{missing}" / "out"
     report = write_safetensors(out, served_names(source))
     assert report.method == ("copy_file_range", "sendfile", "read")[missing]
-    holds_exactly(out, renamed(draft_tensors()))
+    holds_exactly(out, renamed(draft_tensors(WIDE)))
 
 
 def test_a_call_that_answers_nothing_is_not_taken_for_the_end(
@@ -130,11 +131,11 @@ def test_a_call_that_answers_nothing_is_not_taken_for_the_end(
     source = write_draft(ext4_directory / "nothing")
     out = ext4_directory / "nothing" / "out"
     assert write_safetensors(out, served_names(source)).method == "sendfile"
-    holds_exactly(out, renamed(draft_tensors()))
+    holds_exactly(out, renamed(draft_tensors(WIDE)))
 
 
 def test_shards_become_one_file_whose_tensors_are_aligned(tmp_path: Path) -> None:
-    tensors = draft_tensors()
+    tensors = draft_tensors(WIDE)
     names = list(tensors)
     shards = []
     for index, part in enumerate((names[:3], names[3:])):
@@ -214,14 +215,14 @@ def test_files_are_not_writable_for_everyone(tmp_path: Path, write_draft: Write)
 def test_pinned_sources_outlive_their_names(tmp_path: Path, write_draft: Write) -> None:
     """The trainer may remove or replace the file by name before the copy is done."""
     for number, vanish in enumerate(
-        (lambda path: path.unlink(), lambda path: write_draft(name="new", rows=8).rename(path))
+        (lambda path: path.unlink(), lambda path: write_draft(name="new", sizes=SMALL).rename(path))
     ):
         source = write_draft(name=f"source{number}")
         tensors = served_names(source)
         with open_sources(tensors) as pinned:
             vanish(source)
             write_safetensors(tmp_path / f"out{number}", tensors, sources=pinned)
-        holds_exactly(tmp_path / f"out{number}", renamed(draft_tensors()))
+        holds_exactly(tmp_path / f"out{number}", renamed(draft_tensors(WIDE)))
 
 
 def test_a_source_replaced_before_it_is_opened_is_refused(tmp_path: Path, write_draft: Write) -> None:
@@ -253,7 +254,7 @@ def test_a_source_changed_in_place_under_the_copy_is_refused(
     tmp_path: Path, write_draft: Write, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     """In the middle of the copy, as a trainer that rewrites its file in place would."""
-    source = write_draft(rows=512)
+    source = write_draft(sizes=WIDE_AND_LONG)
     tensors = served_names(source)
     monkeypatch.setattr(copy, "_STEP_BYTES", 100_000)
     steps = iter(range(10_000))
@@ -286,7 +287,7 @@ def test_a_private_clone_is_beyond_the_reach_of_the_trainer(
             file.write(b"\0" * source.stat().st_size)
         report = write_safetensors(directory / "out", tensors, sources=pinned)
     assert report.method == "reflink"
-    holds_exactly(directory / "out", renamed(draft_tensors()))
+    holds_exactly(directory / "out", renamed(draft_tensors(WIDE)))
     assert sorted(path.name for path in directory.iterdir()) == ["model.safetensors", "out"]
 
 

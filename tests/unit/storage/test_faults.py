@@ -22,8 +22,8 @@ from eagle3_export.storage import copy
 from eagle3_export.storage.lock import output_lock
 from eagle3_export.training.run_exports import RunExports, Save
 from eagle3_export.verify import verify_export
+from tests.support.drafts import save_epoch
 from tests.support.machine import program, require_root
-from tests.support.storage.checkpoints import write_checkpoint
 from tests.support.storage.filesystems import mounted
 
 NOBODY = 65534
@@ -35,8 +35,8 @@ class Place:
     def __init__(self, output_dir: Path, run: Path) -> None:
         self.out, self.run = output_dir, run
         self.config = ExportConfig()
-        self.first = write_checkpoint(run / "0", seed=0)
-        self.next = write_checkpoint(run / "1", seed=1, epoch=1)
+        self.first = save_epoch(run / "0", seed=0)
+        self.next = save_epoch(run / "1", seed=1, epoch=1)
         export_checkpoint(self.first, self.out / "0", self.config)
 
     def export(self, name: str = "1", **options: Any) -> None:
@@ -158,7 +158,7 @@ def test_a_rewrite_waits_for_the_export_unless_that_reads_a_private_clone(
     )
     for directory, waits in ((reflink_directory / "rewrite", False), (ext4_directory / "rewrite", True)):
         release.clear()
-        checkpoint = write_checkpoint(directory / "run" / "0")
+        checkpoint = save_epoch(directory / "run" / "0")
         kept = shutil.copytree(checkpoint, directory / "kept")
         exports = RunExports(ExportConfig(), directory / "run", directory / "out")
         exports.saves_rewrite_in_place = True  # as with safetensors before 0.8

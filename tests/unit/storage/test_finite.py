@@ -16,7 +16,8 @@ from eagle3_export.storage import finite
 from eagle3_export.storage.finite import FiniteScan, non_finite_tensors
 from eagle3_export.storage.sources import open_sources
 from eagle3_export.storage.write import write_and_scan
-from tests.support.storage.filesystems import draft_tensors, safetensors_bytes, served_names
+from tests.support.drafts import draft_tensors, safetensors_bytes
+from tests.support.storage.filesystems import WIDE, served_names
 
 # (exponent bits, mantissa bits), from IEEE 754 and the bfloat16 layout: not finite is an exponent of ones.
 FORMATS = {"F64": (11, 52), "F32": (8, 23), "F16": (5, 10), "BF16": (8, 7), "F8_E5M2": (5, 2)}
@@ -87,7 +88,7 @@ def test_found_wherever_it_stands(
 
 
 def test_copy_and_scan_side_by_side(tmp_path: Path) -> None:
-    tensors = draft_tensors()
+    tensors = draft_tensors(WIDE)
     dtype, shape, data = tensors["fc.weight"]
     tensors["fc.weight"] = (dtype, shape, data[:-2] + b"\x80\x7f")
     source = tmp_path / "source"

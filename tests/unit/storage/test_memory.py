@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from eagle3_export.storage.safetensors_file import read_safetensors
-from tests.support.storage.checkpoints import LARGE, Sizes, write_sparse_checkpoint
+from tests.support.drafts import SIZES_OF_8B, Sizes, write_large_checkpoint
 from tests.support.storage.filesystems import mounted
 
 MEGABYTE = 1024  # ru_maxrss is in kB
@@ -40,14 +40,14 @@ def peak_of_convert(checkpoint: Path, out: Path) -> int:
 def test_convert_of_2_gb(tmp_path: Path, kind: str) -> None:
     """Zeros without room on the disk: cloned on XFS, copied through the page cache on ext4."""
     with mounted(kind, tmp_path, 6000) as disk:
-        checkpoint = write_sparse_checkpoint(disk / "checkpoint", LARGE)
+        checkpoint = write_large_checkpoint(disk / "checkpoint", SIZES_OF_8B)
         assert peak_of_convert(checkpoint, disk / "out") < 64 * MEGABYTE
         assert read_safetensors(disk / "out" / "model.safetensors").size > 1.9e9
 
 
 def test_the_exporting_process_grows_little(tmp_path: Path) -> None:
     """By less than 32 MB over its idle size, which has NumPy loaded, for 250 MB of weights."""
-    checkpoint = write_sparse_checkpoint(tmp_path / "0", Sizes(1024, 2816, 100_000, 8000, 16, 8, 64))
+    checkpoint = write_large_checkpoint(tmp_path / "0", Sizes(1024, 2816, 100_000, 8000, 16, 8, 64))
     program = """
 import resource, sys
 import numpy

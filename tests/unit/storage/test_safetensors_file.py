@@ -22,7 +22,7 @@ from eagle3_export.storage.safetensors_file import (
     TensorSource,
     read_safetensors,
 )
-from tests.support.storage.filesystems import SIZES, draft_tensors, safetensors_bytes
+from tests.support.drafts import SIZES, draft_tensors, safetensors_bytes
 
 TWO = {"a": ("BF16", (2, 3), bytes(range(12))), "b": ("I64", (1,), bytes(range(8)))}
 
