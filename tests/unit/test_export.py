@@ -319,9 +319,12 @@ def test_an_export_that_a_lagging_filesystem_hid_is_replaced(
 ) -> None:
     """No local filesystem forgets for a moment that a directory is there; network filesystems do."""
     export_checkpoint(write_checkpoint(tmp_path / "1", seed=1), tmp_path / "out")
-    looks = iter([False] * 4)  # the name seems free until the rename says otherwise
+    # The name seems free until the rename says otherwise.
+    told: list[bool] = []
+    rename_new = publish.rename_new
+    monkeypatch.setattr(publish, "rename_new", lambda *names: (told.append(True), rename_new(*names))[1])
     for module in (export_module, publish):
-        monkeypatch.setattr(module, "is_directory", lambda path: next(looks, Path(path).is_dir()))
+        monkeypatch.setattr(module, "is_directory", lambda path: bool(told) and Path(path).is_dir())
     export_checkpoint(write_checkpoint(tmp_path / "2", seed=2), tmp_path / "out", overwrite=True)
     exported = read_tensors(tmp_path / "out" / "model.safetensors")
     assert exported["fc.weight"] == draft_tensors(seed=2)["fc.weight"]

@@ -220,11 +220,13 @@ def test_no_permission_to_write(place: Place, tmp_path: Path) -> None:
 def test_the_output_directory_is_removed_under_the_export(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def way(*arguments: int) -> int:
-        shutil.rmtree(place.out, ignore_errors=True)
-        return copy._copy_file_range(*arguments)
+    copy_file_range = os.copy_file_range
 
-    monkeypatch.setattr(copy, "_WAYS", (("copy_file_range", way),))
+    def removing(*arguments: int) -> int:
+        shutil.rmtree(place.out, ignore_errors=True)
+        return copy_file_range(*arguments)
+
+    monkeypatch.setattr(os, "copy_file_range", removing)
     with pytest.raises(StorageError, match=r"No such file or directory"):
         place.export()
     assert not place.out.exists()
@@ -236,12 +238,13 @@ def test_the_output_directory_is_removed_under_the_export(
 def test_the_source_is_removed_under_the_export(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """The trainer's rotation: the open file still has the bytes."""
     kept = shutil.copytree(place.next, place.run / "kept")
+    copy_file_range = os.copy_file_range
 
-    def way(*arguments: int) -> int:
+    def removing(*arguments: int) -> int:
         shutil.rmtree(place.next, ignore_errors=True)
-        return copy._copy_file_range(*arguments)
+        return copy_file_range(*arguments)
 
-    monkeypatch.setattr(copy, "_WAYS", (("copy_file_range", way),))
+    monkeypatch.setattr(os, "copy_file_range", removing)
     place.export()
     assert verify_export(place.out / "1", source=kept).ok
 

@@ -53,7 +53,9 @@ def test_publishes_what_was_staged(tmp_path: Path, renaming: str) -> None:
     put(tmp_path / "new" / "out" / "0", "a")
     assert (tmp_path / "new" / "out" / "0" / "metadata.json").read_text() == "a"
     assert names(tmp_path / "new" / "out") == ["0"]
-    assert not leftovers._held
+    # Nothing of what was staged is kept open, and locked.
+    opened = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    assert [path for path in opened if path.is_relative_to(tmp_path)] == []
 
 
 def test_replaces_only_on_request(tmp_path: Path, renaming: str) -> None:
