@@ -14,6 +14,7 @@ from eagle3_export.documents.json_files import read_metadata, utc_now
 from eagle3_export.documents.metadata import with_measurement
 from eagle3_export.documents.schema import ExportMetadata, Measurement
 from eagle3_export.errors import MeasurementError, StorageError, UsageError
+from eagle3_export.estimates.reasons import explained
 from eagle3_export.measure.connection import Connection
 from eagle3_export.measure.counts import Counts, add_counts, check_counts
 from eagle3_export.measure.draft_settings import refuse_other_quantity, setting_differences
@@ -212,7 +213,7 @@ def _describe(
         server=facts.kind,
         measured_at=utc_now(),
         differences=differences,
-        reasons={n: because.get(n, "The server does not say.") for n, v in values.items() if v is None},
+        reasons=explained(values, because, "The server does not say."),
         **values,
     )
 
