@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from eagle3_export.documents.schema import ExportMetadata, Measured, Measurement
 from eagle3_export.estimates.reasons import explained
@@ -17,10 +16,9 @@ CONDITIONS = (
     "target",
     "hardware",
     "topk",
-    "prompt_source",
-    "prompts",
     "sampling",
     "concurrency",
+    "prompts",
 )
 
 
@@ -29,16 +27,21 @@ def differing_conditions(one: Measurement, other: Measurement) -> list[str]:
 
     A measurement of a server that ran the draft otherwise than its export asks can be compared with no other.
     """
-    theirs = _conditions(other)
     return [
-        f"{name}: {value} against {theirs[name]}"
-        for name, value in _conditions(one).items()
-        if value != theirs[name]
+        f"{name}: {getattr(one, name)} against {getattr(other, name)}"
+        for name in (*CONDITIONS, _prompts_key(one, other))
+        if getattr(one, name) != getattr(other, name)
     ] + [difference for measurement in (one, other) for difference in measurement.differences]
 
 
-def _conditions(measurement: Measurement) -> dict[str, Any]:
-    return {name: getattr(measurement, name) for name in CONDITIONS}
+def _prompts_key(one: Measurement, other: Measurement) -> str:
+    """What tells prompts apart: themselves, else where they came from, all that older documents record."""
+    return "prompts_digest" if one.prompts_digest and other.prompts_digest else "prompt_source"
+
+
+def _same_conditions(one: Measurement, other: Measurement) -> bool:
+    """Whether two measurements differ at most in the depth and in how the server ran the draft."""
+    return all(getattr(one, name) == getattr(other, name) for name in (*CONDITIONS, _prompts_key(one, other)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +153,12 @@ def with_newest(measurements: Sequence[Measurement], measurement: Measurement) -
         measurements: so far, the newest first. One at the same depth under the same conditions is replaced.
         measurement: the new one.
     """
-    replaced = (measurement.num_steps, _conditions(measurement))
-    return [measurement, *(m for m in measurements if (m.num_steps, _conditions(m)) != replaced)]
+    kept = [
+        m
+        for m in measurements
+        if m.num_steps != measurement.num_steps or not _same_conditions(m, measurement)
+    ]
+    return [measurement, *kept]
 
 
 def measured_section(measurements: Sequence[Measurement], trained: int) -> Measured | None:

@@ -129,6 +129,8 @@ class Measurement(Section):
     prompts: int
     prompt_source: str
     """The file or data set the prompts came from."""
+    prompts_digest: str = ""
+    """sha256:… of the prompts themselves; empty where it was not recorded."""
     completion_tokens: int
     sampling: dict[str, Any]
     tokens_per_second: FiniteFloat | None

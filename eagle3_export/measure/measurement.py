@@ -206,6 +206,7 @@ def _describe(
         reported_acceptance_length=counts.reported_acceptance_length,
         prompts=len(workload.prompts),
         prompt_source=readable_name(workload.source),
+        prompts_digest=workload.digest(),
         completion_tokens=counts.completion_tokens,
         sampling=workload.sampling(),
         tokens_per_second=speed,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,12 @@ class Workload:
     temperature: float = 0.0
     ignore_eos: bool = False
     concurrency: int = 1
+
+    def digest(self) -> str:
+        """Returns `sha256:…` of the prompts, whatever file they came from."""
+        forms = [(p.text, p.messages, p.input_ids, p.chat_options) for p in self.prompts]
+        content = json.dumps(forms, sort_keys=True, default=str)
+        return f"sha256:{hashlib.sha256(content.encode()).hexdigest()}"
 
     def sampling(self) -> dict[str, Any]:
         """Returns the sampling parameters, under the names SGLang uses."""

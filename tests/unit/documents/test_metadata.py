@@ -153,7 +153,7 @@ class TestMeasurements:
         ]
         validator("metadata.json").validate(strict(to_json(metadata)))
 
-    @pytest.mark.parametrize("condition", CONDITIONS)
+    @pytest.mark.parametrize("condition", [*CONDITIONS, "prompt_source"])
     def test_one_condition_that_differs_keeps_measurements_apart(self, condition):
         one = measurement()
         value = getattr(one, condition)
@@ -169,6 +169,15 @@ class TestMeasurements:
         assert differing_conditions(one, measurement(num_steps=5, acceptance_length=3.0)) == []
         metadata = with_measurement(with_measurement(export(metrics=GOOD), one), changed)
         assert len(metadata.measured.measurements) == len(series(metadata)) == 2
+
+    def test_prompts_are_told_apart_by_themselves_rather_than_by_the_name_of_their_file(self):
+        one = measurement(prompt_source="a.txt", prompts_digest="sha256:1")
+        assert (
+            differing_conditions(one, measurement(prompt_source="/b/a.txt", prompts_digest="sha256:1")) == []
+        )
+        edited = measurement(prompt_source="a.txt", prompts_digest="sha256:2")
+        assert differing_conditions(one, edited) == ["prompts_digest: sha256:1 against sha256:2"]
+        assert differing_conditions(one, measurement(prompt_source="a.txt")) == []
 
     def test_a_server_that_ran_the_draft_otherwise_is_compared_with_nothing(self):
         odd = measurement(

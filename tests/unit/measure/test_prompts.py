@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from eagle3_export.errors import UsageError
 from eagle3_export.measure.prompt_forms import PROMPT_KEYS, Prompt, parse_prompt
-from eagle3_export.measure.workload import dataset_prompts, read_prompts
+from eagle3_export.measure.workload import Workload, dataset_prompts, read_prompts
 
 HI = {"role": "user", "content": "Hi"}
 PARTS = {
@@ -184,3 +184,18 @@ class TestFiles:
             dataset_prompts(str(tmp_path), limit=2)
         with pytest.raises(UsageError, match="cannot be loaded"):
             dataset_prompts(str(tmp_path / "missing"))
+
+
+def test_the_digest_is_of_the_prompts_and_not_of_where_they_came_from() -> None:
+    prompts = [
+        Prompt(text="a"),
+        Prompt(messages=({"role": "user", "content": "b"},)),
+        Prompt(input_ids=(1, 2)),
+    ]
+    digest = Workload(prompts, "a.txt").digest()
+    assert digest == Workload(list(prompts), "b.txt", concurrency=8).digest()
+    assert digest.startswith("sha256:")
+    assert (
+        len({digest, Workload(prompts[:2], "a.txt").digest(), Workload(prompts[::-1], "a.txt").digest()}) == 3
+    )
+    assert Workload([Prompt(text="\ud800")], "a.txt").digest()
