@@ -1,16 +1,26 @@
-"""``speculators train`` with the export attached: ``eagle3-export train`` and ``python -m eagle3_export.train``."""
+"""`speculators train` with the export attached: `eagle3-export train` and `python -m eagle3_export.train`."""
 
 from __future__ import annotations
 
+import argparse
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import yaml
 
 from eagle3_export.compatibility.plan import check_training
-from eagle3_export.config import BLOCK_NAME, ExportConfig, parse_export_block, read_export_block
+from eagle3_export.config import (
+    BLOCK_NAME,
+    ExportConfig,
+    is_nearly_our_name,
+    parse_export_block,
+    read_export_block,
+    validated,
+)
 from eagle3_export.errors import Eagle3ExportError, IncompatibleDraftError, UsageError
 from eagle3_export.sglang.target import ServingTarget
 from eagle3_export.speculators_format.verifier import read_verifier
@@ -20,19 +30,17 @@ if TYPE_CHECKING:
     from eagle3_export.callback import SGLangExportCallback
 
 FLAG = "--" + BLOCK_NAME.replace("_", "-")
-# Keys whose flag is not taken as a string.
-PARSED_KEYS = ("num_steps", "keep_last")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train with the export attached.
+    """Trains with the export attached.
 
     Args:
         arguments: as on the command line, without the program's name. Flags of ours begin with
-            ``--sglang-export.``; all others go to speculators untouched.
+            `--sglang-export.`; all others go to speculators as they are.
 
     Returns:
-        0 done; 1 refused before the first step, or ``on_failure: raise`` and an export failed; 2 wrong configuration.
+        0 done; 1 refused before the first step, or `on_failure: raise` and an export failed; 2 wrong configuration.
 
     Raises:
         SystemExit: speculators found its own arguments wrong (2), or printed what was asked for (0).
@@ -41,68 +49,87 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         complete_launch_environment()
         theirs, ours = split_arguments(given)
+        theirs = _with_home_expanded(theirs)
         path = config_path(theirs)
-        written = read_export_block(path) if path is not None else None
-        block = {**written, **ours} if isinstance(written, dict) else written or ours
-        config = parse_export_block(block, origin=path or "command line")
+        written = None if path is None else read_export_block(path)
         if "-h" in theirs or "--help" in theirs:
             print(_help())
+        if written is False:
+            return _train_without_export(f"{path}", ours, given, theirs)
+        block = ours if written is None else {**written, **ours} if isinstance(written, dict) else written
+        config = parse_export_block(block, origin=path or "command line")
         return _train(config, block, given, theirs)
     except UsageError as error:
         return _complain(error, 2, everywhere=False)
+    except Eagle3ExportError as error:
+        return _complain(error, 1, everywhere=False)
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """Part the command line in speculators' arguments, untouched, and the values of our own keys.
+    """Parts the command line.
+
+    Args:
+        arguments: all of it.
+
+    Returns:
+        speculators' arguments, as they were given, and the values of our own keys, validated.
 
     Raises:
-        UsageError: a flag of ours that does not exist or has no value.
+        UsageError: a flag of ours that does not exist or has a wrong value or none.
     """
-    theirs: list[str] = []
-    ours: dict[str, Any] = {}
-    rest = list(arguments)
-    while rest:
-        argument = rest.pop(0)
-        if not argument.startswith(FLAG):
-            theirs.append(argument)
-            continue
-        flag, equals, value = argument.partition("=")
-        values = [value] if equals else []
-        while not equals and rest and not rest[0].startswith("--"):
-            values.append(rest.pop(0))
-        ours[_key_of(flag)] = _value_of(flag, values)
-    return theirs, ours
+    parser = _FlagParser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    for key, field in ExportConfig.model_fields.items():
+        several = "+" if isinstance(field.default, tuple) else None
+        parser.add_argument(_flag(key), dest=key, nargs=several)
+    found, theirs = parser.parse_known_args(arguments)
+    for argument in theirs:
+        _refuse_unknown_flag(argument)
+    values = {key: _value(value) for key, value in vars(found).items()}
+    config = validated(values, origin="command line", spelling=_flag, from_text=True)
+    return theirs, config.model_dump(mode="json", include=set(values))
 
 
-def _key_of(flag: str) -> str:
-    known = {f"{FLAG}.{key.replace('_', '-')}": key for key in ExportConfig.model_fields}
-    if flag not in known:
-        raise UsageError(f"Unknown flag {flag}.", remedy=f"Known: {', '.join(known)}.")
-    return known[flag]
+class _FlagParser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message[:1].upper()}{message[1:]}: it needs a value.")
 
 
-def _value_of(flag: str, values: list[str]) -> Any:
-    if not values:
-        raise UsageError(f"{flag} needs a value.")
-    key = _key_of(flag)
-    if key == "num_steps":
-        text = ",".join(values).strip("[]")
-        return [_parsed(item) for item in text.split(",")]
-    if len(values) > 1:
-        raise UsageError(f"{flag} takes one value, not {len(values)} ({' '.join(values)}).")
-    return _parsed(values[0]) if key in PARSED_KEYS else values[0]
+def _flag(key: str) -> str:
+    return f"{FLAG}.{key.replace('_', '-')}"
 
 
-def _parsed(text: str) -> Any:
-    """The text as YAML; as it is where it is none, for the checks of the block to name it."""
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        return text
+def _value(given: str | list[str]) -> str | list[str] | None:
+    """Returns what to validate: a list may be written `1 3 5`, `1,3,5` or `[1, 3, 5]`, and None as `null`."""
+    if isinstance(given, list):
+        return [item.strip() for item in ",".join(given).strip("[]").split(",")]
+    return None if given == "null" else given
+
+
+def _refuse_unknown_flag(argument: str) -> None:
+    flag = argument.partition("=")[0]
+    if not flag.startswith("-") or not is_nearly_our_name(flag.partition(".")[0]):
+        return
+    known = [_flag(key) for key in ExportConfig.model_fields]
+    near = get_close_matches(flag.replace("_", "-"), known, n=1, cutoff=0.8)
+    raise UsageError(
+        f"Unknown flag {flag}.", remedy=f"Did you mean {near[0]}?" if near else f"Known: {', '.join(known)}."
+    )
+
+
+def _with_home_expanded(arguments: Sequence[str]) -> list[str]:
+    """Expands `~` in the value of `--config`, as the shell does for an unquoted `--config ~/run.yaml`."""
+    expanded = []
+    for before, argument in zip([None, *arguments], arguments, strict=False):
+        if before == "--config":
+            argument = os.path.expanduser(argument)  # noqa: PTH111 (no path: speculators' argument as text)
+        elif argument.startswith("--config=~"):
+            argument = "--config=" + os.path.expanduser(argument.removeprefix("--config="))  # noqa: PTH111
+        expanded.append(argument)
+    return expanded
 
 
 def config_path(arguments: Sequence[str]) -> str | None:
-    """The value of ``--config`` in speculators' arguments, the last one given."""
+    """Returns the value of `--config` in speculators' arguments, the last one given, or None without one."""
     found = None
     for argument, following in zip(arguments, [*arguments, None][1:], strict=True):
         if argument == "--config":
@@ -113,21 +140,9 @@ def config_path(arguments: Sequence[str]) -> str | None:
 
 
 def _train(config: ExportConfig, block: Mapping[str, Any], given: list[str], theirs: list[str]) -> int:
-    try:
-        from speculators.train.config import TrainConfig
-    except ImportError as error:
-        raise UsageError(
-            f"speculators' trainer cannot be imported: {error}.",
-            remedy="pip install 'eagle3-export[train]' (speculators 0.8 or 0.9).",
-        ) from error
-    with _block_kept_in_run_yaml(block):
-        train_config = TrainConfig.resolve(theirs)
-        train_config._argv = [sys.argv[0], *given]
+    with _resolved(theirs, given, block) as train_config:
         config.resolve_output_dir(train_config.trainer.save_path)
-        try:
-            _refuse_early(train_config.flatten(), config)
-        except IncompatibleDraftError as error:
-            return _complain(error, 1, everywhere=False)
+        _refuse_early(train_config.flatten(), config)
 
         from eagle3_export.callback import SGLangExportCallback
         from eagle3_export.training.cpu_rehearsal import enable_cpu_rehearsal
@@ -141,10 +156,49 @@ def _train(config: ExportConfig, block: Mapping[str, Any], given: list[str], the
     return 0
 
 
+def _train_without_export(path: str, ours: Mapping[str, Any], given: list[str], theirs: list[str]) -> int:
+    """Trains as `speculators train` does, because the config has `sglang_export: false`."""
+    if ours:
+        raise UsageError(
+            f"{path} switches the export off ({BLOCK_NAME}: false), and {_flag(next(iter(ours)))} is given.",
+            remedy="Remove one of them.",
+        )
+    with _resolved(theirs, given, False) as train_config:
+        from speculators.train import cli
+
+        from eagle3_export.training.cpu_rehearsal import enable_cpu_rehearsal
+
+        if is_rank_zero():
+            message = f"eagle3-export train: nothing will be exported; {path} has {BLOCK_NAME}: false."
+            print(message, file=sys.stderr, flush=True)
+        enable_cpu_rehearsal()
+        cli.main(train_config)
+    return 0
+
+
+@contextmanager
+def _resolved(theirs: list[str], given: list[str], block: Any) -> Iterator[Any]:
+    """Gives speculators' `TrainConfig` of these arguments; while it is used, our block goes into every run.yaml."""
+    try:
+        from speculators.train.config import TrainConfig
+    except ImportError as error:
+        raise UsageError(
+            f"speculators' trainer cannot be imported: {error}.",
+            remedy="pip install 'eagle3-export[train]' (speculators 0.8 or 0.9).",
+        ) from error
+    with _block_kept_in_run_yaml(block):
+        train_config = TrainConfig.resolve(theirs)
+        train_config._argv = [sys.argv[0], *given]
+        yield train_config
+
+
 def _refuse_early(arguments: Mapping[str, Any], config: ExportConfig) -> None:
-    """What the arguments alone rule out, said before a verifier of many gigabytes is loaded.
+    """Refuses what the arguments alone rule out, before a verifier of many gigabytes is loaded.
 
     The model that is then built is checked again when the callback attaches.
+
+    Raises:
+        IncompatibleDraftError: what would be trained cannot be served.
     """
     if config.on_incompatible != "error":
         return
@@ -157,7 +211,7 @@ def _refuse_early(arguments: Mapping[str, Any], config: ExportConfig) -> None:
 
 
 def _run(train_config: Any, callback: SGLangExportCallback) -> None:
-    """``speculators.train.cli.main`` with the callback attached to the trainer that it builds."""
+    """Runs `speculators.train.cli.main` with the callback attached to the trainer that it builds."""
     from speculators.train import cli
 
     trainer_class = cli.Trainer
@@ -183,18 +237,18 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         setattr(owner, name, original)
 
 
-def _block_kept_in_run_yaml(block: Mapping[str, Any]) -> AbstractContextManager[None]:
-    """Have our block in the ``run.yaml`` that speculators writes beside the checkpoints and in ``--dump-config``.
+def _block_kept_in_run_yaml(block: Any) -> AbstractContextManager[None]:
+    """Puts our block into the run.yaml that speculators writes beside the checkpoints, and into `--dump-config`.
 
-    Both come from ``speculators.train.config.artifacts.dump_yaml`` (0.8.0, 0.8.1, 0.9.0), which leaves out all but
-    its own ``train:`` block.
+    Both come from `speculators.train.config.artifacts.dump_yaml` (0.8.0, 0.8.1, 0.9.0), which leaves out all but
+    its own `train:` block.
     """
     from speculators.train.config import artifacts
 
     theirs = artifacts.dump_yaml
 
     def dump_yaml(config: Any) -> str:
-        return str(theirs(config)) + yaml.safe_dump({BLOCK_NAME: dict(block)}, sort_keys=False)
+        return str(theirs(config)) + yaml.safe_dump({BLOCK_NAME: block}, sort_keys=False)
 
     return _replaced(artifacts, "dump_yaml", dump_yaml)
 

@@ -43,7 +43,7 @@ class TestArguments:
         )
         assert split_arguments([*before, *arguments, *after]) == (before + after, ours)
 
-    @given(st.lists(st.text(min_size=1).filter(lambda text: not text.startswith("--sglang-export"))))
+    @given(st.lists(st.text(min_size=1).filter(lambda text: "sglang" not in text)))
     def test_theirs_pass_untouched(self, arguments: list[str]) -> None:
         assert split_arguments(arguments) == (arguments, {})
 
@@ -54,16 +54,32 @@ class TestArguments:
             "--sglang-export.outputdir=x",
             "--sglang-export.output_dir",
             "--sglang-exports.x",
+            "--sglang_export.runtime",
+            "--sglangexport.runtime=exact",
+            "--eagle3-export.runtime",
         ],
     )
     def test_unknown_flags_are_named(self, flag: str) -> None:
         with pytest.raises(UsageError, match=flag.partition("=")[0]):
             split_arguments([flag, "value"])
 
-    @pytest.mark.parametrize("given_values", [[], ["a", "b"]])
-    def test_number_of_values(self, given_values: list[str]) -> None:
-        with pytest.raises(UsageError, match="value"):
-            split_arguments(["--sglang-export.runtime", *given_values, "--epochs", "1"])
+    def test_a_flag_without_its_value_is_refused(self) -> None:
+        with pytest.raises(UsageError, match=r"--sglang-export\.runtime: expected one argument"):
+            split_arguments(["--sglang-export.runtime", "--epochs", "1"])
+
+    def test_a_second_value_is_left_to_speculators(self) -> None:
+        """It takes no arguments without a flag and says so."""
+        split = split_arguments(["--sglang-export.runtime", "exact", "stock", "--epochs", "1"])
+        assert split == (["stock", "--epochs", "1"], {"runtime": "exact"})
+
+    @pytest.mark.parametrize("form", ["--config ~/run.yaml", "--config=~/run.yaml"])
+    def test_the_home_directory_of_the_config_is_expanded(
+        self, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("HOME", str(tmp_path))
+        (tmp_path / "run.yaml").write_text("sglang_export: {runtime: fast}\n")
+        assert main(form.split()) == 2
+        assert f"{tmp_path}/run.yaml: sglang_export.runtime" in capsys.readouterr().err
 
     def test_config_path(self) -> None:
         assert config_path(["--config", "a", "--config=b"]) == "b"
@@ -81,9 +97,15 @@ class TestWrongConfiguration:
             ("{keep_last: many}", [], "keep_last"),
             ("{runtime: fast}", [], "runtime"),
             ("[1]", [], "mapping"),
-            ("{}", ["--sglang-export.keep-last=0"], "keep_last"),
+            ("{}", ["--sglang-export.keep-last=0"], "--sglang-export.keep-last:"),
             ("{}", ["--sglang-export.oops=0"], "oops"),
-            ("{}", ["--sglang-export.num-steps=one"], "num_steps"),
+            ("{}", ["--sglang-export.num-steps=one"], "--sglang-export.num-steps:"),
+            ("{}", ["--sglang-export.keep-last=2026-02-30"], "--sglang-export.keep-last:"),
+            ("false", ["--sglang-export.runtime=exact"], "sglang_export: false"),
+            ("[]", [], "mapping"),
+            ("''", [], "mapping"),
+            ("0", [], "mapping"),
+            ("true", [], "mapping"),
         ],
     )
     def test_it_is_said_once(
