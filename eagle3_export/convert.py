@@ -37,9 +37,7 @@ class Conversion:
             "checkpoint": self.checkpoint,
             "directory": None if self.directory is None else str(self.directory),
             "status": "failed" if self.error else "exported" if self.result else "exists",
-            "error": None
-            if self.error is None
-            else {"what": self.error.what, "why": self.error.why, "remedy": self.error.remedy},
+            "error": None if self.error is None else self.error.as_dict(),
             "findings": [finding.as_dict() for finding in self.result.findings] if self.result else [],
             "metadata": self.result.metadata.model_dump(mode="json") if self.result else None,
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from eagle3_export.compatibility.findings import Finding
@@ -12,10 +12,17 @@ if TYPE_CHECKING:
 class Eagle3ExportError(Exception):
     """Base of every error that a user can meet.
 
-    Args:
+    Attributes:
         what: what was found, naming the file, key or tensor.
-        why: why it matters.
-        remedy: what to do about it.
+        why: why it matters; may be empty.
+        remedy: what to do about it; may be empty.
+
+    Example:
+        >>> try:
+        ...     verify_export("nowhere")
+        ... except Eagle3ExportError as error:
+        ...     print(error.what)
+        There is no nowhere.
     """
 
     def __init__(self, what: str, *, why: str = "", remedy: str = "") -> None:
@@ -26,6 +33,16 @@ class Eagle3ExportError(Exception):
 
     def __str__(self) -> str:
         return " ".join(part for part in (self.what, self.why, self.remedy) if part)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the error as every `--json` answer shows it."""
+        return {
+            "type": type(self).__name__,
+            "what": self.what,
+            "why": self.why,
+            "remedy": self.remedy,
+            "findings": [],
+        }
 
 
 class UsageError(Eagle3ExportError):
@@ -47,7 +64,7 @@ class ExportInvalidError(Eagle3ExportError):
 class IncompatibleDraftError(Eagle3ExportError):
     """The draft cannot be served as trained by the chosen SGLang release and runtime.
 
-    Args:
+    Attributes:
         findings: the findings that stand in the way, at least one.
     """
 
@@ -57,6 +74,10 @@ class IncompatibleDraftError(Eagle3ExportError):
             "; ".join(f"[{finding.id}] {finding.cause}" for finding in self.findings),
             remedy=" ".join(dict.fromkeys(finding.remedy for finding in self.findings)),
         )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the error as every `--json` answer shows it, with its findings."""
+        return {**super().as_dict(), "findings": [finding.as_dict() for finding in self.findings]}
 
 
 class MeasurementError(Eagle3ExportError):

@@ -118,12 +118,12 @@ def _refuse_unknown_flag(argument: str) -> None:
 
 def _with_home_expanded(arguments: Sequence[str]) -> list[str]:
     """Expands `~` in the value of `--config`, as the shell does for an unquoted `--config ~/run.yaml`."""
-    expanded = []
-    for before, argument in zip([None, *arguments], arguments, strict=False):
-        if before == "--config":
-            argument = os.path.expanduser(argument)  # noqa: PTH111 (no path: speculators' argument as text)
-        elif argument.startswith("--config=~"):
-            argument = "--config=" + os.path.expanduser(argument.removeprefix("--config="))  # noqa: PTH111
+    expanded: list[str] = []
+    for argument in arguments:
+        flag = "--config=" if argument.startswith("--config=") else ""
+        if flag or expanded[-1:] == ["--config"]:
+            # No Path: speculators gets the text as it was written.
+            argument = flag + os.path.expanduser(argument.removeprefix(flag))  # noqa: PTH111
         expanded.append(argument)
     return expanded
 

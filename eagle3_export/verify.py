@@ -17,6 +17,7 @@ from eagle3_export.documents.schema import ExportMetadata
 from eagle3_export.errors import Eagle3ExportError, ExportInvalidError, UsageError
 from eagle3_export.export import CONFIG_FILE, METADATA_FILE, MODEL_CARD_FILE, WEIGHTS_FILE
 from eagle3_export.numeric.compare import TOLERANCE, NumericReport, verify_numeric
+from eagle3_export.output_directory import locate_export
 from eagle3_export.sglang.aux_layers import may_encode
 from eagle3_export.sglang.config import translate_config
 from eagle3_export.sglang.exported import read_exported_draft
@@ -28,7 +29,7 @@ from eagle3_export.speculators_format.fields import read_json_object
 from eagle3_export.speculators_format.tensors import check_layout, expected_shapes, float_dtype
 from eagle3_export.speculators_format.verifier import read_verifier
 from eagle3_export.speculators_format.vocabulary import check_vocabulary
-from eagle3_export.storage.faults import os_errors, resolved, shown
+from eagle3_export.storage.faults import os_errors, shown
 from eagle3_export.storage.finite import non_finite_tensors
 from eagle3_export.storage.safetensors_file import (
     SafetensorsFile,
@@ -135,7 +136,7 @@ def verify_export(
         The report; `report.ok` is true if every check ran and found nothing wrong.
 
     Raises:
-        ExportInvalidError: `export` is no directory.
+        ExportInvalidError: `export` is no export; the message says what it is.
         StorageError: `export` or `source` may not be read.
         CheckpointError: `source` is missing, malformed or contradicts itself.
         UsageError: `numeric`, and sglang or speculators is not installed, or the source is not known.
@@ -145,13 +146,7 @@ def verify_export(
         >>> report.ok, report.problems
         (True, [])
     """
-    directory = resolved(export)
-    with os_errors("Reading", directory):
-        if not directory.is_dir():
-            raise ExportInvalidError(
-                f"{shown(export)} is not a directory.",
-                remedy="Name one export, such as output/sglang/latest.",
-            )
+    directory = locate_export(export)
     report = VerifyReport(directory)
     checkpoint = None if source is None else _read_source(source)
     file = report.run("weights", lambda: read_safetensors(directory / WEIGHTS_FILE))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 
@@ -15,13 +16,26 @@ import typer
 
 from eagle3_export._version import __version__
 from eagle3_export.cli import numbers
-from eagle3_export.cli.output import ConversionEcho, Json, echo, echo_findings, print_json, reporting
+from eagle3_export.cli.output import (
+    ConversionEcho,
+    Json,
+    answer,
+    echo,
+    echo_findings_briefly,
+    make_streams_take_any_text,
+    print_json,
+    reporting,
+)
+from eagle3_export.cli.paths import PathGroup
 from eagle3_export.training.interrupts import cleaning_up_on_sigterm
 
 if TYPE_CHECKING:
+    from eagle3_export.config import ExportConfig
     from eagle3_export.convert import Conversion
+    from eagle3_export.verify import VerifyReport
 
 app = typer.Typer(
+    cls=PathGroup,
     name="eagle3-export",
     help="Publishes EAGLE-3 drafts trained with speculators so that SGLang serves them as trained.",
     no_args_is_help=True,
@@ -48,14 +62,23 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace exports th
 
 def main() -> None:
     """Entry point of the command `eagle3-export`."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # paths need not be UTF-8
-            stream.reconfigure(errors="surrogateescape")
+    make_streams_take_any_text()
     try:
         app()
-    except OSError as error:  # stdout on a full disk; click handles a closed pipe itself
-        sys.stderr.write(f"error: the answer could not be written: {error.strerror or error}.\n")
+    except OSError as error:  # stderr cannot be written either; click handles a closed pipe itself
+        with suppress(OSError):
+            sys.stderr.write(f"error: {error.strerror or error}.\n")
         sys.exit(1)
+
+
+def _export_config(**given: Any) -> ExportConfig:
+    """Makes an `ExportConfig` of flags; one that was not given (None) has the default of the config block."""
+    from eagle3_export.config import validated
+
+    values = {key: value for key, value in given.items() if value is not None}
+    return validated(
+        values, origin="command line", spelling=lambda key: "--" + key.replace("_", "-"), from_text=True
+    )
 
 
 @app.callback(invoke_without_command=True)
@@ -92,26 +115,24 @@ def convert(
 ) -> None:  # fmt: skip
     """Export a checkpoint that exists, or with --all a whole run."""
     with reporting(as_json), cleaning_up_on_sigterm():
-        from eagle3_export.config import DEFAULT_SGLANG_VERSION, ExportConfig
+        from eagle3_export.cli.given import require_checkpoint, require_run
         from eagle3_export.convert import convert_checkpoint, convert_run
 
-        config = ExportConfig(
-            sglang_version=DEFAULT_SGLANG_VERSION if sglang_version is None else sglang_version,
-            runtime=runtime,
-            embed_tokens=embed_tokens,
-        )
+        config = _export_config(sglang_version=sglang_version, runtime=runtime, embed_tokens=embed_tokens)
         if whole_run:
+            require_run(checkpoint, f"eagle3-export convert {checkpoint} {out}")
             conversions = convert_run(checkpoint, out, config, overwrite=overwrite, report=ConversionEcho())
         else:
+            require_checkpoint(checkpoint)
             conversions = [convert_checkpoint(checkpoint, out, config, overwrite=overwrite)]
             ConversionEcho()(conversions[0])
         if as_json:
-            answer = [conversion.as_dict() for conversion in conversions]
-            print_json({"exports": answer} if whole_run else answer[0])
+            exports = [conversion.as_dict() for conversion in conversions]
+            print_json({"exports": exports} if whole_run else exports[0])
         else:
             for conversion in conversions:
                 if conversion.directory is not None:
-                    typer.echo(os.fspath(conversion.directory))
+                    answer(os.fspath(conversion.directory))
         if any(conversion.error is not None for conversion in conversions):
             raise typer.Exit(1)
 
@@ -138,22 +159,23 @@ def watch(
 ) -> None:
     """Export each checkpoint of a running training once it is complete; ends on Ctrl+C or SIGTERM."""
     with reporting(as_json=False):
-        from eagle3_export.config import DEFAULT_SGLANG_VERSION, ExportConfig
+        from eagle3_export.cli.given import watch_announcement
         from eagle3_export.watch import watch_run
 
-        config = ExportConfig(
+        config = _export_config(
             output_dir=None if out is None else os.fspath(out),
-            sglang_version=DEFAULT_SGLANG_VERSION if sglang_version is None else sglang_version,
+            sglang_version=sglang_version,
             runtime=runtime,
             embed_tokens=embed_tokens,
             keep_last=keep_last,
         )
+        echo(watch_announcement(save_path, config, once=once, stop_file=stop_file))
         echo_export = ConversionEcho()
 
         def report(conversion: Conversion) -> None:
             echo_export(conversion)
             if conversion.result is not None:
-                typer.echo(os.fspath(conversion.result.directory))
+                answer(os.fspath(conversion.result.directory))
 
         if not watch_run(save_path, config, once=once, stop_file=stop_file, report=report):
             raise typer.Exit(1)
@@ -181,15 +203,21 @@ def verify(
         if as_json:
             print_json(report.as_dict())
         else:
-            echo_findings(report.findings)
-            for check, problem in report.problems:
-                echo(f"problem ({check}): {problem}", color="red")
-            if report.numeric is not None and report.ok:
-                echo(_numeric_summary(report.numeric))
-            count = len(report.problems)
-            typer.echo(f"{export}: " + ("verified" if report.ok else f"{count} problem{'s' * (count != 1)}"))
+            _print_verification(export, report)
         if not report.ok:
             raise typer.Exit(1)
+
+
+def _print_verification(export: Path, report: VerifyReport) -> None:
+    echo_findings_briefly(report.findings, report.export)
+    for check, problem in report.problems:
+        echo(f"problem ({check}): {problem}", color="red")
+    if report.numeric is not None and report.ok:
+        echo(_numeric_summary(report.numeric))
+    pointed_to = f" -> {report.export.name}" if export.is_symlink() else ""
+    count = len(report.problems)
+    verdict = "verified" if report.ok else f"{count} problem{'s' * (count != 1)}"
+    answer(f"{export}{pointed_to}: {verdict}")
 
 
 def _numeric_summary(numeric: Mapping[str, Any]) -> str:
@@ -218,16 +246,18 @@ def launch(
     """Print the `sglang.launch_server` command that serves a target with this draft, at the depth to deploy."""
     with reporting(as_json):
         from eagle3_export.launch import serving_command
+        from eagle3_export.output_directory import locate_export
 
-        command = serving_command(export, target, num_steps=num_steps, cost_ratio=cost_ratio)
-        echo_findings(command.findings)
+        directory = locate_export(export)
+        command = serving_command(directory, target, num_steps=num_steps, cost_ratio=cost_ratio)
         if as_json:
             print_json(command.as_dict())
         else:
+            echo_findings_briefly(command.findings, directory)
             echo(f"{command.num_steps} draft steps: {command.reason}")
             if command.warning is not None:
                 echo(f"warning: {command.warning}", color="yellow")
-            typer.echo(command.shell)
+            answer(command.shell)
 
 
 numbers.register(app)

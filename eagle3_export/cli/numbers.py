@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from eagle3_export.cli.output import Json, echo, print_json, reporting
+from eagle3_export.cli.output import Json, answer, answer_drawn, echo, print_json, reporting
 from eagle3_export.errors import UsageError
 
 if TYPE_CHECKING:
@@ -100,13 +100,11 @@ def _print_report(runs: list[Run], csv: bool, as_json: bool) -> None:
     from eagle3_export.report.tabular import to_csv, to_json
 
     if csv or as_json:
-        typer.echo(to_csv(runs) if csv else to_json(runs), nl=False)
+        answer(to_csv(runs) if csv else to_json(runs), newline=False)
         return
-    from rich.console import Console
-
     from eagle3_export.report.terminal import render
 
-    Console().print(render(runs))
+    answer_drawn(render(runs))
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -168,7 +166,7 @@ def measure(
         if as_json:
             print_json(measurement.model_dump(mode="json"))
         else:
-            typer.echo(f"{measurement.acceptance_length:.4f}")
+            answer(f"{measurement.acceptance_length:.4f}")
             echo(f"tokens per verify step, bonus token included, at {measurement.num_steps} draft steps")
             for difference in measurement.differences:
                 echo(f"not comparable with others: {difference}", color="yellow")
@@ -235,8 +233,6 @@ def _sweep(
     api_key: str | None,
     as_json: bool,
 ) -> None:
-    from rich.console import Console
-
     from eagle3_export.launch import draft_arguments
     from eagle3_export.measure.sweep import DEFAULT_TEMPLATE, Sweep, sweep_depths
 
@@ -259,7 +255,7 @@ def _sweep(
     if as_json:
         print_json(result.as_dict())
     else:
-        Console().print(_sweep_table(result))
+        answer_drawn(_sweep_table(result))
 
 
 def _sweep_table(result: SweepResult) -> Table:
