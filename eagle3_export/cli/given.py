@@ -77,8 +77,9 @@ def watch_announcement(save_path: Path, config: ExportConfig, *, once: bool, sto
 
 
 def _checkpoints(directory: Path) -> list[Path]:
+    """Lists the checkpoints of a run; exports have numbers for names and weights too, and are none."""
     try:
-        return find_checkpoints(directory)
+        return [found for found in find_checkpoints(directory) if not is_export(found)]
     except CheckpointError:
         return []
 

@@ -137,8 +137,8 @@ def echo_findings_briefly(findings: Sequence[Finding], export: Path) -> None:
     from eagle3_export.storage.faults import shown
 
     with suppress(Eagle3ExportError):  # verify reports unreadable metadata itself
-        recorded = {(found.id, found.cause) for found in read_metadata(export).sglang.findings}
-        known = [found for found in findings if (found.id, found.cause) in recorded]
+        recorded = {found.id for found in read_metadata(export).sglang.findings}
+        known = [found for found in findings if found.id in recorded]
         for found in known:
             echo(f"{found.level} [{found.id}]: {first_sentence(found.cause)}", color=COLORS[found.level])
         if known:
