@@ -182,15 +182,15 @@ def test_paths_need_not_be_utf_8(save_path: Path, tmp_path: Path) -> None:
 
 
 def test_a_terminal_of_few_characters_takes_any_text(tmp_path: Path) -> None:
-    """Paths, and the table of the report, in a terminal that knows ASCII only."""
+    """Paths, and the table of the report, in Latin-1 (click itself takes ASCII for UTF-8)."""
     checkpoint = write_checkpoint(tmp_path / "1", training_state=END_OF_EPOCH, val_metrics=METRICS)
-    out = tmp_path / "caf\u00e9"
+    out = tmp_path / "\u0142\u00f3d\u017a"
     assert run("convert", checkpoint, out).returncode == 0
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
     for arguments in (("verify", out), ("report", out)):
-        result = run_apart(*arguments, env=environment)
+        result = run_apart(*arguments, env=environment, encoding="latin-1")
         assert result.returncode == 0, result.stderr
-        assert "caf\\xe9" in result.stdout
+        assert "\\u0142\u00f3d\\u017a" in result.stdout
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
