@@ -51,6 +51,10 @@ def _read(path: Path, name: str, model: type[_Document]) -> _Document:
         if len(written) > MAX_DOCUMENT_BYTES:
             raise ExportInvalidError(f"{path} has more than {MAX_DOCUMENT_BYTES} bytes.", remedy=remedy)
         content = json.loads(written, parse_constant=_refuse_constant)
+        if rb"\ud" in written.lower():
+            json.dumps(
+                content, ensure_ascii=False
+            ).encode()  # half a surrogate pair is no text: UnicodeEncodeError
         version = content.get("schema_version") if isinstance(content, dict) else None
         if isinstance(version, int) and version > SCHEMA_VERSION:
             raise ExportInvalidError(

@@ -290,6 +290,7 @@ class TestReading:
             (b"[]", "metadata.json"),
             (b"\xff\xfe", "strict JSON"),
             (b'{"schema_version": 2}', "schema_version 2"),
+            (b'{"schema_version": 1, "reasons": {"x": "\\ud800"}}', "strict JSON"),
             (b'{"schema_version": 1}', "epoch"),
         ],
     )
