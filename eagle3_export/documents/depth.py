@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -44,7 +46,7 @@ def recommend_depth(metadata: ExportMetadata, *, cost_ratio: float | None = None
     1. `cost_ratio` is given: the depth K that maximises AL(K) / (1 + K·c).
     2. Two or more depths were timed under equal conditions: the fastest of them.
     3. One depth has a measured speed-up: as in 1, with the c that follows from it.
-    4. The depth that was trained.
+    4. The depth that was trained; without a validation that tells it, the one in the export's launch arguments.
 
     AL(K) is measured if two or more depths were measured under equal conditions, else estimated. If measurements under
     several conditions would do, those made last decide.
@@ -119,9 +121,12 @@ def _fastest(timed: Sequence[Measurement]) -> Recommendation:
 
 
 def _trained(metadata: ExportMetadata) -> Recommendation:
-    trained = len(metadata.acceptance.steps)
-    depth = trained or FALLBACK_NUM_STEPS
-    what = "The depth that was trained" if trained else "A usual depth; the trained one is unknown"
+    trained, exported = len(metadata.acceptance.steps), _exported(metadata)
+    depth, what = FALLBACK_NUM_STEPS, "A usual depth; the trained one is unknown"
+    if trained:
+        depth, what = trained, "The depth that was trained"
+    elif exported is not None:
+        depth, what = exported, "The depth that the export's launch arguments name"
     lengths, _ = _known_lengths(metadata, series(metadata))
     return Recommendation(
         depth,
@@ -129,3 +134,10 @@ def _trained(metadata: ExportMetadata) -> Recommendation:
         None,
         f"{what}. What a draft step costs is not known; `eagle3-export measure --sweep` finds it.",
     )
+
+
+def _exported(metadata: ExportMetadata) -> int | None:
+    """The depth in the export's launch arguments, or None."""
+    arguments = metadata.sglang.launch_arguments
+    asked = [value for flag, value in itertools.pairwise(arguments) if flag == "--speculative-num-steps"]
+    return int(asked[0]) if asked and re.fullmatch(r"[1-9][0-9]{0,2}", asked[0]) else None

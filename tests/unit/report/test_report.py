@@ -14,7 +14,9 @@ from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from eagle3_export.cli.commands import app
 from eagle3_export.documents.depth import recommend_depth
 from eagle3_export.documents.index import build_index
 from eagle3_export.documents.json_files import read_metadata
@@ -361,6 +363,20 @@ class TestGate:
             parse_max_drop(text)
 
 
+@pytest.mark.parametrize(("allowed", "status", "outcome"), [("4%", 0, "passed"), ("2%", 1, "failed")])
+def test_the_command_prints_what_the_gate_compared(tmp_path, allowed, status, outcome):
+    baseline = write_run(tmp_path / "before", (0.8, 0.6, 0.4))
+    run = write_run(tmp_path / "run", (0.75, 0.57, 0.38))
+    command = ["report", str(run), "--json", "--compare", str(baseline), "--max-drop", allowed]
+    answer = CliRunner().invoke(app, command)
+    assert answer.exit_code == status
+    assert (
+        f"run: 0 against before: 0, estimated 2.700 against 2.800 (-3.6 %) at depth 3: {outcome}"
+        in answer.stderr
+    )
+    assert json.loads(answer.stdout)["runs"][0]["best"] == "0"
+
+
 class TestDepth:
     def test_throughputs_under_other_conditions_do_not_decide(self):
         metadata = export(metrics=accuracies(0.8, 0.6, 0.4))
@@ -455,8 +471,15 @@ class TestDepth:
         # by hand: 2.1 at depth 3, 3.067 / 1.444 = 2.123 at 4, 3.244 / 1.556 = 2.086 at 5
         assert recommend_depth(metadata).num_steps == 4
 
-    def test_without_any_number(self):
-        assert recommend_depth(export(metrics=None)).num_steps == 3
+    @pytest.mark.parametrize(
+        ("written", "depth"),
+        [("5", 5), ("16", 16), ("0", 3), ("five", 3), ("", 3), ("1" * 5000, 3), (None, 3)],
+    )
+    def test_before_any_validation_the_depth_that_was_exported_for(self, written, depth):
+        arguments = [] if written is None else ["--speculative-num-steps", written]
+        metadata = export(metrics=None)
+        sglang = metadata.sglang.model_copy(update={"launch_arguments": arguments})
+        assert recommend_depth(metadata.model_copy(update={"sglang": sglang})).num_steps == depth
 
 
 @pytest.fixture
