@@ -9,12 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -110,7 +106,6 @@ class PreparedExport:
             if replace:
                 _require_export(self.destination)
             staged = staging_directory(self.destination)
-            _import_documents_ahead()
             try:
                 written, non_finite = write_and_scan(
                     staged / WEIGHTS_FILE, self.tensors, metadata={"format": "pt"}, sources=self.sources
@@ -340,14 +335,6 @@ def _require_finite(names: list[str], directory: Path) -> None:
 def _reasons(**pairs: tuple[Any, str]) -> dict[str, str]:
     """The reasons of those values that are null."""
     return {name: why for name, (value, why) in pairs.items() if value is None}
-
-
-def _import_documents_ahead() -> None:
-    """Imports in a thread what `_describe` needs: a tenth of a second that passes while the bytes move."""
-    module = "eagle3_export.documents.model_card"
-    if module not in sys.modules:
-        with suppress(RuntimeError):  # an interpreter that is shutting down starts no threads
-            threading.Thread(target=import_module, args=[module], name="documents").start()
 
 
 def _write_documents(staged: Path, config: Mapping[str, Any], metadata: ExportMetadata) -> None:

@@ -1,12 +1,17 @@
-"""Measures exports side by side: clone and copy against cp, a bare copy_file_range, and load-rename-save.
+"""Measures what an export costs, end to end, beside what it could cost at least and what people do without it.
 
     python scripts/bench_export.py                              # 0.1 and 2 GB in the current directory's filesystem
     python scripts/bench_export.py --sizes 0.1 2 5 --filesystems ext4 xfs btrfs      # as root: on loop devices
     python scripts/bench_export.py --specforge DIR              # DIR: `pip install --no-deps --target DIR specforge`
 
-Every way of one table is measured in the same rounds, one after the other, with the source in the page cache; the table
-gives each way's best round, and ratios of these. "written" ends when the bytes are in the page cache, "on disk" after
-fsync. The export is the whole of it: checks, config, copy, scan for NaN, metadata, sync, publication.
+All ways are measured in the same rounds, one after the other, with the source in the page cache and nothing else to be
+written to the disk; each way has its best and its median round, and the ratios of these to those of the first way.
+
+"end to end": from a checkpoint on the disk to a draft on the disk, synced. `convert` is the whole command: the start of
+Python, checks, config, copy, scan for NaN, metadata, sync, publication and exit. The ways to compare with do their
+reading, writing and syncing only; their imports are not counted.
+
+"parts": what the command is made of, each on its own, in a process that has imported everything.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ import json
 import os
 import platform
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -54,6 +60,10 @@ class Way:
     def best(self) -> float:
         return min(self.seconds)
 
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
 
 def write_checkpoint(directory: Path, sizes: drafts.Sizes) -> Path:
     """A checkpoint with finite random weights, on the disk and in the page cache."""
@@ -70,28 +80,35 @@ def timed(action: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def bare_copy(source: Path, target: Path, *, sync: bool = False) -> None:
-    """copy_file_range from end to end, and nothing else."""
+def bare_copy(source: Path, target: Path) -> None:
+    """Copies a file with copy_file_range from end to end and syncs it, and does nothing else."""
     with source.open("rb") as reader, target.open("xb") as writer:
         while os.copy_file_range(reader.fileno(), writer.fileno(), GIB_STEP):
             pass
-        if sync:
-            os.fsync(writer.fileno())
+        os.fsync(writer.fileno())
+
+
+def cp(source: Path, target: Path) -> None:
+    """Copies a file with cp and syncs it."""
+    subprocess.run(["cp", "--reflink=never", source, target], check=True)
+    with target.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 # What people do today: everything through memory. The imports are not counted.
 LOAD_RENAME_SAVE = """
-import resource, sys, time
+import os, resource, sys, time
 from safetensors.torch import load_file, save_file
 started = time.perf_counter()
 tensors = load_file(sys.argv[1])
 save_file({n.replace("layers.0.", "midlayer."): t for n, t in tensors.items()}, sys.argv[2], {"format": "pt"})
+os.fsync(os.open(sys.argv[2], os.O_RDONLY))
 print(time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
 # SpecForge's own exporter on its own checkpoint format (made here beforehand). The imports are not counted.
 SPECFORGE = """
-import resource, sys, time
+import os, resource, sys, time
 from pathlib import Path
 import torch
 from safetensors.torch import load_file
@@ -103,6 +120,8 @@ torch.save({"strategy": "eagle3", "draft_state_dict": tensors}, state)
 del tensors
 started = time.perf_counter()
 export_to_sglang(str(state), sys.argv[3], out)
+for path in Path(out).rglob("*"):
+    os.fsync(os.open(path, os.O_RDONLY))
 print(time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 state.unlink()
 """
@@ -133,11 +152,14 @@ print(status, time.perf_counter() - started, usage.ru_maxrss)
 
 
 def convert_from_shell(checkpoint: Path, target: Path, way: list[Way]) -> float:
-    """`eagle3-export convert` as a user runs it: start-up, export, exit."""
+    """Runs `eagle3-export convert` as a user does: start-up, export, exit."""
     command = [Path(sys.executable).with_name("eagle3-export"), "convert", checkpoint, target]
+    environment = dict(os.environ)
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # pip compiles what it installs
     answer = subprocess.run(
-        [sys.executable, "-c", STARTER, *command], stdout=subprocess.PIPE, text=True, check=True
-    )
+        [sys.executable, "-c", STARTER, *command],
+        stdout=subprocess.PIPE, text=True, check=True, env=environment,
+    )  # fmt: skip
     status, seconds, kilobytes = answer.stdout.split()
     if status != "0":
         raise SystemExit("eagle3-export convert failed")
@@ -146,7 +168,7 @@ def convert_from_shell(checkpoint: Path, target: Path, way: list[Way]) -> float:
 
 
 def ways(checkpoint: Path, draft: drafts.Sizes, specforge: Path | None) -> dict[str, list[Way]]:
-    """The ways to compare, by table."""
+    """Returns the ways to compare, by table."""
     source = checkpoint / "model.safetensors"
     file = read_safetensors(source)
     tensors = [(n.replace("layers.0.", "midlayer."), TensorSource(file, e)) for n, e in file.tensors.items()]
@@ -167,14 +189,12 @@ def ways(checkpoint: Path, draft: drafts.Sizes, specforge: Path | None) -> dict[
         return slot[0]
 
     shell: list[Way] = []
-    shell.append(
-        Way("eagle3-export convert (from the shell)", lambda t: convert_from_shell(checkpoint, t, shell))
-    )
-    written = [
-        Way("eagle3-export: weights", lambda t: timed(lambda: write_safetensors(t, tensors))),
-        Way("bare copy_file_range", lambda t: timed(lambda: bare_copy(source, t))),
-        Way("cp", lambda t: timed(lambda: subprocess.run(["cp", "--reflink=never", source, t], check=True))),
-        child("load, rename, save (safetensors.torch)", LOAD_RENAME_SAVE),
+    shell.append(Way("eagle3-export convert", lambda t: convert_from_shell(checkpoint, t, shell)))
+    end_to_end = [
+        shell[0],
+        Way("bare copy_file_range, fsync", lambda t: timed(lambda: bare_copy(source, t))),
+        Way("cp, fsync", lambda t: timed(lambda: cp(source, t))),
+        child("load, rename, save (safetensors.torch), fsync", LOAD_RENAME_SAVE),
     ]
     if specforge is not None:
         decoder = drafts.speculators_config(draft)["transformer_layer_config"]
@@ -188,23 +208,23 @@ def ways(checkpoint: Path, draft: drafts.Sizes, specforge: Path | None) -> dict[
                 }
             )
         )  # fmt: skip
-        written.append(
-            child("SpecForge's exporter (no embedding)", SPECFORGE, specforge_config, path=specforge)
+        end_to_end.append(
+            child("SpecForge's exporter (no embedding), fsync", SPECFORGE, specforge_config, path=specforge)
         )
     return {
-        "written": written,
-        "on disk": [
-            Way(
-                "eagle3-export: whole export",
-                lambda t: timed(lambda: export_checkpoint(checkpoint, t, config)),
-            ),
-            Way("bare copy_file_range + fsync", lambda t: timed(lambda: bare_copy(source, t, sync=True))),
-            shell[0],
-        ],
+        "end to end": end_to_end,
         "parts": [
+            Way("what a save waits for (prepare)", lambda t: timed(lambda: prepare(t))),
+            Way(
+                "clone or copy of the weights, not synced",
+                lambda t: timed(lambda: write_safetensors(t, tensors)),
+            ),
             Way("scan for NaN and infinity", lambda t: timed(lambda: non_finite_tensors(tensors))),
             Way("reading the file once", lambda t: timed(lambda: read_once(t))),
-            Way("what a save waits for (prepare)", lambda t: timed(lambda: prepare(t))),
+            Way(
+                "the whole export, without start-up and exit",
+                lambda t: timed(lambda: export_checkpoint(checkpoint, t, config)),
+            ),
         ],
     }
 
@@ -237,7 +257,13 @@ def measure(directory: Path, size: str, rounds: int, specforge: Path | None) -> 
         "method": method,
         "tables": {
             name: [
-                {"way": way.name, "best_seconds": way.best, "seconds": way.seconds, "note": way.note}
+                {
+                    "way": way.name,
+                    "best_seconds": way.best,
+                    "median_seconds": way.median,
+                    "seconds": way.seconds,
+                    "note": way.note,
+                }
                 for way in table
             ]
             for name, table in tables.items()
@@ -261,6 +287,11 @@ def loop_filesystem(kind: str, directory: Path, gigabytes: float) -> Iterator[Pa
             subprocess.run(["umount", target], check=True)
 
 
+def seconds_text(seconds: float) -> str:
+    """Returns a duration for people."""
+    return f"{seconds * 1e3:.2f} ms" if seconds < 0.1 else f"{seconds:.3f} s"
+
+
 def show(results: list[dict[str, object]]) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -268,18 +299,18 @@ def show(results: list[dict[str, object]]) -> None:
     console = Console(width=140)
     for result in results:
         title = f"{result['bytes'] / 1e9:.2f} GB on {result['filesystem']} ({result['method']})"  # type: ignore[operator]
-        table = Table("", "best of rounds", "GB/s", "relative to the first", "", title=title)
+        table = Table("", "best", "median", "GB/s", "ratio of best", "of median", "", title=title)
         for name, rows in result["tables"].items():  # type: ignore[attr-defined]
             table.add_section()
             for row in rows:
-                seconds, first = row["best_seconds"], rows[0]["best_seconds"]
-                time_text = f"{seconds * 1e3:.2f} ms" if seconds < 0.1 else f"{seconds:.3f} s"
-                rate = f"{result['bytes'] / seconds / 1e9:.1f}"  # type: ignore[operator]
+                best, median = row["best_seconds"], row["median_seconds"]
                 table.add_row(
                     f"{row['way']} [{name}]".replace("[", "\\["),
-                    time_text,
-                    rate,
-                    f"{seconds / first:.2f}",
+                    seconds_text(best),
+                    seconds_text(median),
+                    f"{result['bytes'] / best / 1e9:.1f}",  # type: ignore[operator]
+                    f"{best / rows[0]['best_seconds']:.2f}",
+                    f"{median / rows[0]['median_seconds']:.2f}",
                     row["note"],
                 )
         console.print(table)

@@ -5,6 +5,8 @@ Exit status: 0 done, 1 it found or met a problem, 2 wrong usage or configuration
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import sys
 from collections.abc import Mapping
@@ -62,6 +64,8 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace exports th
 
 def main() -> None:
     """Entry point of the command `eagle3-export`."""
+    # Python looks through every object once more at its end, in vain, which takes a twentieth of a second.
+    atexit.register(gc.freeze)
     make_streams_take_any_text()
     try:
         app()
