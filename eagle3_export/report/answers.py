@@ -112,7 +112,7 @@ def _true_of_others(question: str, run: Run, best: ExportMetadata) -> Answer:
     others = measured_neighbours(run, best)
     if others is None:
         return Answer(question, "not measured", best.reasons.get("measured", ""))
-    came_out = [f"export {name} {_apart(ratio)}" for name, ratio in others.ratios.items()]
+    came_out = [f"{_apart(ratio)} for export {name}" for name, ratio in others.ratios.items()]
     told = f"Measured at {others.num_steps} draft steps against the estimate: {listed(came_out)}."
     if others.expected is None:
         return Answer(question, "not measured", told)

@@ -244,10 +244,9 @@ def _estimate_against_measurement(axes: Axes, run: Run) -> None:
         _diamonds(axes, [e for e, _, _ in points], [m for _, m, _ in points])
         axes.set_xlim(low, high)
         axes.set_ylim(low, high)
-        # In turn to either side, for neighbours in height would overlap on one.
-        for number, (estimate, length, name) in enumerate(sorted(points, key=lambda point: point[1])):
-            left = (number % 2 == 0) == (estimate > (low + high) / 2)
-            _note(axes, name, (estimate, length), left=left, fontsize=8.5, color=muted())
+        # From left to right, in turn to either side: the names of neighbours would overlap on one.
+        for number, (estimate, length, name) in enumerate(sorted(points)):
+            _note(axes, name, (estimate, length), left=number % 2 == 0, fontsize=8.5, color=muted())
     axes.set_xlabel("estimated")
     axes.set_ylabel("measured")
     _empty(axes, not points, "Nothing has been measured yet.")

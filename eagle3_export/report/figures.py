@@ -77,21 +77,30 @@ def to_png(runs: Sequence[Run]) -> bytes:
     Raises:
         UsageError: matplotlib is not installed.
     """
+    with _drawing("light") as figure:
+        draw_all(figure, runs)
+        return _saved(figure, format="png", dpi=DOTS_PER_INCH)
+
+
+def draw_all(figure: Any, runs: Sequence[Run]) -> None:
+    """Draws all charts on one matplotlib figure and gives it the size they need.
+
+    Args:
+        figure: empty.
+        runs: at least one.
+    """
     groups = chart_groups(runs)
     heights = [-(-len(group.charts) // COLUMNS) for group in groups]
-    with _drawing("light") as figure:
-        figure.set_size_inches(SIZE[0] * COLUMNS, (SIZE[1] + 0.1) * sum(heights) + 0.3 * len(groups))
-        parts = figure.subfigures(len(groups), 1, height_ratios=heights, squeeze=False)[:, 0]
-        for part, group, height in zip(parts, groups, heights, strict=True):
-            if group.run is not None and len(runs) > 1:
-                part.suptitle(
-                    plain(group.run.name, MAX_HEADING), x=0.01, ha="left", fontsize=13, fontweight="bold"
-                )
-            for number, chart in enumerate(group.charts):
-                axes = part.add_subplot(height, COLUMNS, number + 1)
-                axes.set_title(chart.title)
-                chart.draw(axes)
-        return _saved(figure, format="png", dpi=DOTS_PER_INCH)
+    figure.set_size_inches(SIZE[0] * COLUMNS, (SIZE[1] + 0.1) * sum(heights) + 0.3 * len(groups))
+    parts = figure.subfigures(len(groups), 1, height_ratios=heights, squeeze=False)[:, 0]
+    for part, group, height in zip(parts, groups, heights, strict=True):
+        if group.run is not None and len(runs) > 1:
+            name = plain(group.run.name, MAX_HEADING)
+            part.suptitle(name, x=0.01, ha="left", fontsize=13, fontweight="bold")
+        for number, chart in enumerate(group.charts):
+            axes = part.add_subplot(height, COLUMNS, number + 1)
+            axes.set_title(chart.title)
+            chart.draw(axes)
 
 
 def to_svg(chart: Chart, style: str) -> bytes:

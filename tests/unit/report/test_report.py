@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import re
+import shutil
 import subprocess
 from base64 import b64decode
 from dataclasses import replace
@@ -160,7 +162,8 @@ class TestOthersThanTheBestWereMeasured:
         true = answers(run)[3]
         assert true.answer == "not measured, expect 2.24 to 2.52"  # 2.8 · .8 and 2.8 · .9
         assert (
-            "3 draft steps against the estimate: export 0 10 % below and export 1 20 % below." in true.detail
+            "3 draft steps against the estimate: 10 % below for export 0 and 20 % below for export 1."
+            in true.detail
         )
 
     def test_the_interval_is_not_believed(self, run):
@@ -528,6 +531,21 @@ class TestPage:
         content = figures.to_png(read_runs(two_runs[:1]))
         assert content.startswith(b"\x89PNG")
         assert int.from_bytes(content[16:20], "big") > 1000
+
+    def test_no_title_is_cut_and_nothing_runs_into_the_next_chart(self, two_runs, tmp_path):
+        from matplotlib.figure import Figure
+
+        long = tmp_path / "a-run-with-a-name-that-says-everything-about-it" / "output-of-the-exporter"
+        shutil.copytree(two_runs[1], long)
+        figure = Figure(layout="constrained")
+        figures.draw_all(figure, read_runs([two_runs[0], long]))
+        figure.draw_without_rendering()
+        boxes = [axes.get_tightbbox() for axes in figure.axes]
+        assert len(boxes) == 9
+        for box in boxes:
+            assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1
+            assert figure.bbox.y0 <= box.y0 < box.y1 <= figure.bbox.y1
+        assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
 
     def test_a_run_without_numbers_has_charts_that_say_so(self, tmp_path):
         pytest.importorskip("matplotlib")
