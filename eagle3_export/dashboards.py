@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from eagle3_export.documents.row import export_row
 from eagle3_export.documents.schema import ExportMetadata
+
+logger = logging.getLogger(__name__)
 
 METRIC_LOGGER = "speculators.metrics"
 EXPORTED, FAILED = 1, 0
@@ -41,8 +45,9 @@ def log_export(metadata: ExportMetadata, path: str | Path, *, step: int | None =
         step: the trainer's global step now; default: the checkpoint's. wandb drops a step below the last it saw,
             so an export that finishes while training goes on must not send its own.
     """
-    _send({**export_series(metadata), "path": str(path)}, metadata.global_step if step is None else step)
-    _tag_mlflow_run(path)
+    with _without_harm_to_training():
+        _send({**export_series(metadata), "path": str(path)}, metadata.global_step if step is None else step)
+        _tag_mlflow_run(path)
 
 
 def log_failure(message: str, *, step: int | None) -> None:
@@ -52,7 +57,8 @@ def log_failure(message: str, *, step: int | None) -> None:
         message: why.
         step: the trainer's global step now.
     """
-    _send({"status": FAILED, "message": message}, step)
+    with _without_harm_to_training():
+        _send({"status": FAILED, "message": message}, step)
 
 
 def log_to_accelerator(accelerator: Any, metadata: ExportMetadata, *, step: int | None = None) -> None:
@@ -65,6 +71,15 @@ def log_to_accelerator(accelerator: Any, metadata: ExportMetadata, *, step: int 
     """
     values = {f"export/{name}": value for name, value in export_series(metadata).items()}
     accelerator.log(values, step=metadata.global_step if step is None else step)
+
+
+@contextmanager
+def _without_harm_to_training() -> Iterator[None]:
+    """Lets training go on when a dashboard cannot be reached or does not take a value, and says so in the log."""
+    try:
+        yield
+    except Exception as error:
+        logger.warning("A dashboard of the run did not take an export's numbers: %r", error)
 
 
 def _send(values: dict[str, Any], step: int | None) -> None:

@@ -17,7 +17,11 @@ _DRAFT_PATH = "--speculative-draft-model-path"
 
 
 def render_model_card(metadata: ExportMetadata) -> str:
-    """The model card of one export, Markdown with YAML front matter."""
+    """Returns the model card of one export: Markdown with YAML front matter.
+
+    Args:
+        metadata: of the export.
+    """
     sections = [
         _front_matter(metadata),
         _introduction(metadata),
@@ -31,7 +35,7 @@ def render_model_card(metadata: ExportMetadata) -> str:
 
 
 def _front_matter(metadata: ExportMetadata) -> str:
-    """The keys the hub documents: https://huggingface.co/docs/hub/model-cards."""
+    """Returns the keys that the hub documents: https://huggingface.co/docs/hub/model-cards."""
     data: dict[str, Any] = {}
     verifier = metadata.source.verifier
     if verifier and _HUB_ID.fullmatch(verifier):
@@ -98,7 +102,7 @@ def _serving(metadata: ExportMetadata) -> str:
 
 
 def _options(arguments: list[str]) -> list[str]:
-    """One shell-quoted option with its values per line."""
+    """Returns one shell-quoted option with its values per line."""
     options: list[list[str]] = []
     for argument in arguments:
         if argument.startswith("--") or not options:
@@ -192,5 +196,5 @@ def _share(value: float | None) -> str:
 
 
 def _inline(text: str) -> str:
-    """Text from a checkpoint as one harmless line of Markdown."""
+    """Returns text from a checkpoint as one harmless line of Markdown."""
     return re.sub(r"[\s`|<>]+", " ", text).strip()

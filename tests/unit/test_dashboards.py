@@ -41,6 +41,24 @@ def test_the_records_are_shaped_as_the_trainers_own(caplog):
     assert (second.step, second.msg) == (300, {"export": {"status": 0, "message": "The disk is full."}})
 
 
+def test_a_dashboard_that_fails_does_no_harm(caplog):
+    class Unreachable(logging.Handler):
+        def emit(self, record):
+            raise ConnectionError("The tracking server is gone.")
+
+    metrics, handler = logging.getLogger(METRIC_LOGGER), Unreachable(level=logging.INFO)
+    metrics.addHandler(handler)
+    try:
+        with caplog.at_level(logging.INFO):
+            log_export(export(metrics=GOOD), "somewhere/0")
+            log_failure("The disk is full.", step=300)
+    finally:
+        metrics.removeHandler(handler)
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 2
+    assert all("The tracking server is gone." in warning for warning in warnings)
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A real training run of two epochs that logs to everything."""
