@@ -148,9 +148,20 @@ def _depth_row(row: DepthEstimate) -> list[str]:
 def _measured(metadata: ExportMetadata) -> str:
     if metadata.measured is None:
         return f"## Measured\n\n{_inline(metadata.reasons['measured'])}"
-    header = ["Draft steps", "Acceptance length", "Tokens/s", "Prompts", "Server"]
+    header = ["Draft steps", "Acceptance length", "Tokens/s", "Concurrency", "Prompts", "Server", "Hardware"]
     rows = [_measurement_row(measurement) for measurement in metadata.measured.measurements]
-    return f"## Measured\n\nBonus token included.\n\n{_table(header, rows)}"
+    differences = [
+        f"- At {measurement.num_steps} draft steps: {_inline(difference)}"
+        for measurement in metadata.measured.measurements
+        for difference in measurement.differences
+    ]
+    text = [
+        "## Measured",
+        "Bonus token included. Only rows under the same conditions can be compared.",
+        _table(header, rows),
+        "\n".join(differences),
+    ]
+    return "\n\n".join(part for part in text if part)
 
 
 def _measurement_row(measurement: Measurement) -> list[str]:
@@ -159,8 +170,10 @@ def _measurement_row(measurement: Measurement) -> list[str]:
         str(measurement.num_steps),
         f"{measurement.acceptance_length:.2f}",
         "-" if speed is None else f"{speed:.1f}",
+        f"{measurement.concurrency}",
         f"{measurement.prompts} from {_inline(measurement.prompt_source)}",
         f"{measurement.server} {_inline(measurement.server_version or '')}".strip(),
+        _inline(measurement.hardware or "-"),
     ]
 
 

@@ -87,6 +87,14 @@ class TestBody:
             assert text in card
         assert "pip install eagle3-export" in card
 
+    def test_a_measurement_stands_with_its_conditions(self):
+        odd = measurement(
+            concurrency=64, hardware="H200", differences=["The server quantises the draft (fp8)."]
+        )
+        card = render_model_card(with_measurement(export(metrics=GOOD), odd))
+        assert "| 3 | 2.50 | 50.0 | 64 | 8 from prompts.txt | sglang 0.5.23 | H200 |" in card
+        assert "- At 3 draft steps: The server quantises the draft (fp8)." in card
+
 
 @given(st.text(max_size=40), st.text(max_size=40))
 def test_text_from_a_checkpoint_cannot_break_the_card(verifier, cause):
