@@ -44,18 +44,25 @@ REWRITE_SECONDS = 60.0
 class SGLangExportCallback:
     """Exports every checkpoint that a speculators trainer saves.
 
-    ``SGLangExportCallback(ExportConfig(...)).attach(trainer)``, then ``trainer.run_training()``. Only global rank 0
-    reads checkpoints, writes exports and logs; no rank enters a collective for it. A save holds the training thread
-    for a few milliseconds, the copy runs in the background, and ``run_training`` returns once it is done.
-
-    Args:
-        config: the ``sglang_export:`` block; its defaults where None.
+    Attach it on every rank. Only global rank 0 reads checkpoints, writes exports and logs; no rank enters a collective
+    for it. A save holds the training thread for a few milliseconds and the copy runs in the background. `run_training`
+    returns once the last export is done; nothing is to be called at the end.
 
     Attributes:
-        attached: it watches a trainer, or has watched one.
+        attached: whether it watches a trainer, or has watched one.
+
+    Example:
+        The `sglang_export:` block of a YAML file becomes a config with `ExportConfig.from_yaml`.
+
+        ```python
+        callback = SGLangExportCallback(ExportConfig.from_yaml("run.yaml"))
+        callback.attach(trainer)  # a speculators.train.trainer.Trainer; raises if no draft could be served
+        trainer.run_training()
+        ```
     """
 
     def __init__(self, config: ExportConfig | None = None) -> None:
+        """Takes the `sglang_export:` block, or its defaults where `config` is None."""
         self._config = config or ExportConfig()
         self.attached = False
         self._trainer: Any = None

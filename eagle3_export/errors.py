@@ -46,7 +46,7 @@ class Eagle3ExportError(Exception):
 
 
 class UsageError(Eagle3ExportError):
-    """Wrong arguments or configuration: exit status 2."""
+    """The arguments or the configuration are wrong; exit status 2."""
 
 
 class CheckpointError(Eagle3ExportError):

@@ -54,6 +54,11 @@ class ExportResult:
         metadata: what its metadata.json says.
         findings: what the checks found, *incompatible* never among them.
         written: how its weights were written.
+
+    Example:
+        >>> result = export_checkpoint("output/checkpoints/3", "exports/3")
+        >>> print(result.directory, [finding.id for finding in result.findings])
+        exports/3 ['verifier-unknown']
     """
 
     directory: Path
@@ -67,7 +72,14 @@ class ValidationMetrics:
     """The trainer's metrics of exactly this checkpoint, or why there are none.
 
     Attributes:
+        values: as the trainer returns them (`full_acc_0`, `cond_acc_0` ...), in [0, 1]; None where there are none.
+        missing_reason: why there are none.
         source: "training" where a run without validation has nothing better.
+
+    Example:
+        >>> ValidationMetrics({"full_acc_0": 0.8, "full_acc_1": 0.6}).source
+        'validation'
+        >>> ValidationMetrics(None, "The run has no validation data.").values
     """
 
     values: Mapping[str, Any] | None
@@ -264,13 +276,30 @@ def export_checkpoint(
     *,
     overwrite: bool = False,
 ) -> ExportResult:
-    """Exports one checkpoint to the directory `destination`.
+    """Exports one checkpoint to the directory `destination`, in one rename: all of it or none.
+
+    It needs neither torch nor speculators. The checkpoint's own val_metrics.json and training_state.json say how good
+    the draft is and when it was saved.
 
     Args:
-        overwrite: replace what stands there.
+        checkpoint_path: the directory of a speculators checkpoint, a link to one, or the id of one in the hub's cache.
+        destination: the directory that the export becomes. It must lie outside of the checkpoint.
+        config: the `sglang_export:` block; its defaults where None. `output_dir` and `keep_last` have no effect here.
+        overwrite: an export that stands at the destination is replaced.
+
+    Returns:
+        The published export: where it is, what its metadata.json says, and what to know before serving it.
 
     Raises:
-        CheckpointError, IncompatibleDraftError, StorageError: see `prepare_export` and `PreparedExport.run`.
+        CheckpointError: the checkpoint is missing, malformed or contradicts itself, or holds NaN or infinity.
+        IncompatibleDraftError: the chosen SGLang release and runtime cannot serve it as trained.
+        StorageError: something is in the way at the destination, or the bytes could not be read or written.
+        UsageError: the destination and the checkpoint lie one in the other, or `config` names no SGLang release.
+
+    Example:
+        >>> result = export_checkpoint("output/checkpoints/3", "exports/3", ExportConfig(num_steps=(3,)))
+        >>> result.metadata.estimated_acceptance_length
+        2.9
     """
     destination = Path(destination)
     _require_free(destination, overwrite)

@@ -54,6 +54,11 @@ class VerifyReport:
         problems: (name of the check, what is wrong). A check that could not run has one too, "not checked: ...".
         findings: what the serving side should know, as at export.
         numeric: what the comparison with speculators' model gave, None where it did not run.
+
+    Example:
+        >>> report = verify_export("output/sglang/latest")
+        >>> "finite values" in report.checks, report.problems
+        (True, [])
     """
 
     export: Path

@@ -89,6 +89,7 @@ def _export_config(**given: Any) -> ExportConfig:
 def root(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
+    """Prints the version where that is all that is asked for."""
     if version:
         typer.echo(f"eagle3-export {__version__}")
         raise typer.Exit

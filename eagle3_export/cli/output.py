@@ -101,14 +101,17 @@ def answer_drawn(drawing: RenderableType) -> None:
 
 
 def print_json(content: Mapping[str, Any]) -> None:
+    """Prints an answer as JSON on stdout."""
     answer(json.dumps(content, indent=2, allow_nan=False))
 
 
 def echo(message: str, *, color: str | None = None) -> None:
+    """Prints a line on stderr, in color if that is a terminal."""
     typer.secho(message, err=True, fg=color)
 
 
 def echo_error(error: Eagle3ExportError) -> None:
+    """Prints what happened, why it matters and what to do, on stderr."""
     if isinstance(error, IncompatibleDraftError):
         echo("error: this draft cannot be served as trained; nothing was written.", color="red")
         echo_findings(error.findings)

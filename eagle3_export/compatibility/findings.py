@@ -17,9 +17,16 @@ class Finding:
     """Something to know before serving a draft.
 
     Attributes:
+        id: its name, explained in the README.
         level: "info": served as trained, given the remedy; "inexact": stock SGLang serves it slightly
             differently; "incompatible": not exported.
-        cause: what was found and what it does; remedy: what to do about it.
+        cause: what was found and what it does.
+        remedy: what to do about it.
+
+    Example:
+        >>> for finding in verify_export("output/sglang/latest").findings:
+        ...     print(finding.level, finding.id)
+        info verifier-unknown
     """
 
     id: str

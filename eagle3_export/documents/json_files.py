@@ -27,8 +27,15 @@ def to_json(document: BaseModel) -> bytes:
 def read_metadata(path: str | Path) -> ExportMetadata:
     """Reads `metadata.json`, or that of an export directory.
 
+    Args:
+        path: the file, or the export's directory.
+
     Raises:
         ExportInvalidError: the file is missing, is no strict JSON or does not follow the schema.
+
+    Example:
+        >>> read_metadata("output/sglang/3").epoch
+        3
     """
     return _read(Path(path), "metadata.json", ExportMetadata)
 

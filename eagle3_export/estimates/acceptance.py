@@ -90,7 +90,13 @@ class DepthEstimate:
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceEstimate:
-    """An estimate of the acceptance length and all that is needed to compare it with another number."""
+    """An estimate of the acceptance length and all that is needed to compare it with another number.
+
+    Example:
+        >>> estimate = estimate_acceptance({"full_acc_0": 0.8, "full_acc_1": 0.6})
+        >>> estimate.num_steps, estimate.interval, "interval" in estimate.reasons
+        (2, None, True)
+    """
 
     __pydantic_config__: ClassVar[Mapping[str, Any]] = IN_DOCUMENTS
 
@@ -146,6 +152,11 @@ def estimate_acceptance(
 
     Raises:
         UsageError: a depth that is no whole number from 1 to 64.
+
+    Example:
+        >>> estimate = estimate_acceptance({"full_acc_0": 0.8, "full_acc_1": 0.6, "full_acc_2": 0.5})
+        >>> round(estimate.estimated_acceptance_length, 3)  # 1 + 0.8 + 0.6 + 0.5
+        2.9
     """
     depths = _checked_depths(num_steps)
     if not isinstance(accuracies, StepAccuracies):
