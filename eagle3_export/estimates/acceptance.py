@@ -90,13 +90,7 @@ class DepthEstimate:
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceEstimate:
-    """An estimate of the acceptance length and all that is needed to compare it with another number.
-
-    Example:
-        >>> estimate = estimate_acceptance({"full_acc_0": 0.8, "full_acc_1": 0.6})
-        >>> estimate.num_steps, estimate.interval, "interval" in estimate.reasons
-        (2, None, True)
-    """
+    """An estimate of the acceptance length and all that is needed to compare it with another number."""
 
     __pydantic_config__: ClassVar[Mapping[str, Any]] = IN_DOCUMENTS
 
