@@ -131,6 +131,7 @@ def write_qk_norms(config: dict[str, Any], tensors: dict[str, drafts.Tensor]) ->
 
 
 @needs_sglang
+@pytest.mark.slow
 @pytest.mark.sglang
 def test_sampled_drafts_are_computed_as_trained(tmp_path: Path) -> None:
     """And one whose config says something else is found out."""
