@@ -126,11 +126,12 @@ RELEASES = (
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("release", [*RELEASES, "0.5.12", "0.5.20", "0.5.21", "0.5.23"])
-def test_the_table_is_what_the_wheels_report(release: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_the_table_is_what_the_wheels_report(release: str) -> None:
     from tests.support.wheels import reported_counters, wheel
 
-    reported = reported_counters(wheel(release, tmp_path_factory))
+    reported = reported_counters(wheel(release))
     for name in (*VERIFY_STEPS, *ACCEPTED, *HISTOGRAM, *ACCEPT_RATE):
         until = Version(name.until or "99")
         assert (name.key in reported) == (Version(name.since) <= Version(release) <= until), name
