@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from eagle3_export.config import ExportConfig
 from eagle3_export.errors import CheckpointError, Eagle3ExportError, IncompatibleDraftError, UsageError
 from eagle3_export.export import ValidationMetrics
+from eagle3_export.output_directory import OutputDirectory
 from eagle3_export.speculators_format.run_files import INTERRUPTED
 from eagle3_export.speculators_format.save_point import INTERRUPTED_RUN, MID_EPOCH, SavePoint
 from eagle3_export.speculators_format.token_frequencies import run_coverage
@@ -65,7 +67,7 @@ class SGLangExportCallback:
         """Takes the `sglang_export:` block, or its defaults where `config` is None."""
         self._config = config or ExportConfig()
         self.attached = False
-        self._trainer: Any = None
+        self._trainer_reference: Callable[[], Any] = lambda: None
         self._exports: RunExports | None = None
         self._board: RankZeroBoard | None = None
         self._stop: CommonStop | None = None
@@ -75,6 +77,10 @@ class SGLangExportCallback:
         self._recent = RecentTraining()
         self._last_step = 0
         self._interrupted_at: float | None = None
+
+    @property
+    def _trainer(self) -> Any:
+        return self._trainer_reference()
 
     def attach(self, trainer: Any, *, finish_after_training: bool = True) -> Self:
         """Watch this trainer from now on. Every rank calls it, before ``run_training``.
@@ -99,7 +105,8 @@ class SGLangExportCallback:
             self._board = RankZeroBoard(trainer.rank)
         self._prepare_together(trainer)
         self.attached = True
-        self._trainer = trainer
+        # Speculators frees the trainer while exports are still in flight.
+        self._trainer_reference = weakref.ref(trainer)
         setattr(trainer, MARK, self)
         if self._exports is not None:
             self._watch_saves(trainer)
@@ -150,8 +157,16 @@ class SGLangExportCallback:
                     self._board.await_readers("start")
 
     def _prepare(self, trainer: Any) -> RunExports:
-        save_path = Path(trainer.checkpointer.path)
-        exports = RunExports(self._config, save_path, self._config.resolve_output_dir(save_path))
+        save_path = Path(trainer.checkpointer.path).absolute()  # the trainer takes a `~` for a name
+        resumed = trainer.resume_from_checkpoint and getattr(trainer.checkpointer, "previous_epoch", -1) != -1
+        output = OutputDirectory(
+            self._config.resolve_output_dir(save_path),
+            save_path,
+            keep_last=self._config.keep_last,
+            fresh=not resumed and trainer.global_step == 0,
+        )
+        output.require_same_run()
+        exports = RunExports(self._config, save_path, output)
         try:
             findings, exports.verifier = check_before_training(trainer.model, self._config)
             offsets = getattr(getattr(trainer.model, "module", trainer.model), "d2t", None)
@@ -290,6 +305,7 @@ class SGLangExportCallback:
 
     def _watch_end(self, trainer: Any, finish_after_training: bool) -> None:
         def around(original: Callable[..., Any], _: Mapping[str, Any]) -> Any:
+            self._interrupted_at = None
             try:
                 result = original()
             except Exception:
@@ -300,7 +316,6 @@ class SGLangExportCallback:
                 raise
             finally:
                 self._last_step = trainer.global_step
-                self._trainer = None
             if finish_after_training:
                 self.finish()
             return result

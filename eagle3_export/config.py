@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from eagle3_export.errors import UsageError
 from eagle3_export.sglang.capabilities import parse_version
-from eagle3_export.storage.faults import resolved, shown
+from eagle3_export.storage.faults import expanded, lies_in, resolved, shown
 from eagle3_export.storage.regular_file import read_regular_file
 
 BLOCK_NAME = "sglang_export"
@@ -113,35 +113,44 @@ class ExportConfig(BaseModel):
         return parse_export_block(block, origin=shown(path))
 
     def resolve_output_dir(self, save_path: str | Path) -> Path:
-        """The output directory for a run that saves its checkpoints to `save_path`.
+        """Returns the output directory for a run, with `~` expanded.
+
+        Args:
+            save_path: where the run saves its checkpoints.
 
         Raises:
-            UsageError: nothing can lie beside `save_path`, or exports would lie inside it: the trainer sweeps
-                that directory (speculators 0.9.0, `BaseCheckpointer.cleanup_keep_only_best`) and resumes from
-                any directory there that has a number for a name.
+            UsageError: nothing can lie beside `save_path`; or one of the two would lie in the other. The trainer sweeps
+                its save_path (speculators 0.9.0, `BaseCheckpointer.cleanup_keep_only_best`) and resumes from any
+                directory there that has a number for a name; retention removes numbered exports.
         """
-        save_path = Path(save_path)
-        if self.output_dir is None:
-            return (
-                save_path.with_name(save_path.name + "-sglang")
-                if save_path.name not in ("", "..")
-                else _default_beside(save_path)
-            )
-        output_dir = Path(self.output_dir)
-        real_output, real_save = resolved(output_dir), resolved(save_path)
-        if real_output == real_save or real_save in real_output.parents:
+        save_path = expanded(save_path)
+        output_dir = _beside(save_path) if self.output_dir is None else expanded(self.output_dir)
+        named = f"{BLOCK_NAME}.output_dir ({shown(output_dir)})"
+        remedy = f"Name an {BLOCK_NAME}.output_dir outside of it, such as {shown(_beside(save_path))}."
+        if lies_in(output_dir, save_path):
             raise UsageError(
-                f"{BLOCK_NAME}.output_dir ({output_dir}) lies in the trainer's save_path ({save_path}).",
+                f"{named} lies in the trainer's save_path ({shown(save_path)}).",
                 why="The trainer deletes what it does not know there and resumes from numbered directories.",
-                remedy=f"Leave {BLOCK_NAME}.output_dir out (then {save_path}-sglang) or name another one.",
+                remedy=remedy,
+            )
+        if lies_in(save_path, output_dir):
+            raise UsageError(
+                f"The trainer's save_path ({shown(save_path)}) lies in {named}.",
+                why="Checkpoints and exports would lie among each other.",
+                remedy=remedy,
             )
         return output_dir
 
 
-def _default_beside(save_path: Path) -> Path:
+def _beside(save_path: Path) -> Path:
+    if save_path.name not in ("", ".."):
+        return save_path.with_name(save_path.name + "-sglang")
     real = resolved(save_path)
     if not real.name:
-        raise UsageError(f"Nothing can lie beside {real}.", remedy="Name an output directory.")
+        raise UsageError(
+            "The root directory is the save_path, so exports cannot lie beside it.",
+            remedy="Name an output directory.",
+        )
     return real.with_name(real.name + "-sglang")
 
 

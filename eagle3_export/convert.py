@@ -9,11 +9,10 @@ from typing import Any
 
 from eagle3_export.config import ExportConfig
 from eagle3_export.errors import CheckpointError, Eagle3ExportError
-from eagle3_export.export import ExportResult, export_checkpoint
-from eagle3_export.output_directory import refresh_outputs
+from eagle3_export.export import ExportResult, export_checkpoint, prepare_export
+from eagle3_export.output_directory import OutputDirectory
 from eagle3_export.speculators_format.run_files import find_checkpoints
-from eagle3_export.storage.lock import output_lock
-from eagle3_export.storage.publish import clean_leftovers
+from eagle3_export.storage.faults import expanded, shown
 
 
 @dataclass(frozen=True)
@@ -48,10 +47,15 @@ def convert_checkpoint(
 ) -> Conversion:
     """Exports one checkpoint to `destination`.
 
+    Args:
+        checkpoint: its directory, a link to it, or a hub id in the local cache.
+        destination: the directory that the export becomes.
+        config: what to export, for which server.
+        overwrite: replace an export that stands there.
+
     Raises:
-        CheckpointError, IncompatibleDraftError, StorageError: nothing was written.
+        CheckpointError, IncompatibleDraftError, StorageError, UsageError: as `export_checkpoint`; nothing was written.
     """
-    clean_leftovers(destination.parent)
     result = export_checkpoint(checkpoint, destination, config, overwrite=overwrite)
     return Conversion(str(checkpoint), result.directory, result)
 
@@ -66,39 +70,52 @@ def convert_run(
 ) -> list[Conversion]:
     """Exports every checkpoint of a run to `output_dir/<its name>`, then `latest`, `best` and `index.json`.
 
-    One that cannot be exported does not keep the others from it.
+    An export of a checkpoint as it is now stays; one of an earlier save of it is replaced. A checkpoint that cannot be
+    exported does not keep the others from it.
 
     Args:
-        overwrite: export again what is there already; else it stays.
+        save_path: where the run saved its checkpoints.
+        output_dir: where exports go.
+        config: what to export, for which server.
+        overwrite: export again what is there already.
         report: called after each checkpoint.
 
     Raises:
         CheckpointError: the run has no checkpoints.
-        UsageError: `output_dir` lies in `save_path`.
+        UsageError: `output_dir` and `save_path` lie one in the other, or another run's exports are there.
         StorageError: the output directory cannot be used.
     """
-    output_dir = config.model_copy(update={"output_dir": str(output_dir)}).resolve_output_dir(save_path)
+    save_path = expanded(save_path)
+    config = config.model_copy(update={"output_dir": str(output_dir)})
     checkpoints = find_checkpoints(save_path)
     if not checkpoints:
+        config.resolve_output_dir(save_path)
         raise CheckpointError(
-            f"{save_path} holds no checkpoints.", remedy="Name the save_path of a run that has saved."
+            f"{shown(save_path)} holds no checkpoints.", remedy="Name the save_path of a run that has saved."
         )
     conversions = []
-    with output_lock(output_dir):
+    with OutputDirectory(
+        config.resolve_output_dir(save_path), save_path, keep_last=config.keep_last
+    ) as output:
         for checkpoint in checkpoints:
-            conversion = _convert_one(checkpoint, output_dir / checkpoint.name, config, overwrite)
+            conversion = _convert_one(output, checkpoint, config, overwrite)
             report(conversion)
             conversions.append(conversion)
         there = [c.directory.name for c in conversions if c.directory is not None]
         if there:
-            refresh_outputs(output_dir, latest=there[-1], keep_last=config.keep_last)
+            output.refresh(latest=there[-1])
     return conversions
 
 
-def _convert_one(checkpoint: Path, destination: Path, config: ExportConfig, overwrite: bool) -> Conversion:
-    if destination.exists() and not overwrite:
+def _convert_one(
+    output: OutputDirectory, checkpoint: Path, config: ExportConfig, overwrite: bool
+) -> Conversion:
+    destination = output.path / checkpoint.name
+    if not overwrite and output.holds(checkpoint):
         return Conversion(str(checkpoint), destination)
     try:
-        return convert_checkpoint(checkpoint, destination, config, overwrite=overwrite)
+        with prepare_export(checkpoint, destination, config) as prepared:
+            result = prepared.run(output, replace=True)
     except Eagle3ExportError as error:
         return Conversion(str(checkpoint), None, error=error)
+    return Conversion(str(checkpoint), destination, result)

@@ -1,8 +1,17 @@
-"""One export, start to finish: read, check, translate, write, publish, describe.
+"""One export, start to finish. Each step calls one room:
 
-The callback, `convert` and `watch` all walk this way. `prepare_export` is the part that the training thread pays
-for: it reads two headers, decides, and holds the source files open. `PreparedExport.run` moves the bytes and
-publishes; it may run in a background thread.
+=========  ======================  =============================================
+read       `speculators_format/`   config and tensor index; no tensor is loaded
+check      `compatibility/`        findings; what cannot be served is refused
+translate  `sglang/`               names and config, decided by `compatibility.plan`
+write      `storage/`              the bytes, in a directory beside the final one
+publish    `output_directory`      one rename, then index and pointers
+describe   `documents/`            metadata.json and the model card
+=========  ======================  =============================================
+
+The callback, `convert` and `watch` all go through here. `prepare_export` reads, checks and translates, and holds the
+source files open; the training thread waits for it. `PreparedExport.run` does the rest and may run in a background
+thread.
 """
 
 from __future__ import annotations
@@ -13,36 +22,45 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eagle3_export.compatibility.findings import Finding
 from eagle3_export.compatibility.plan import ServingPlan, plan_serving
 from eagle3_export.config import ExportConfig
+from eagle3_export.documents.files import (
+    CONFIG_FILE,
+    METADATA_FILE,
+    MODEL_CARD_FILE,
+    WEIGHTS_FILE,
+)
+from eagle3_export.documents.json_files import to_json
+from eagle3_export.documents.metadata import build_metadata
+from eagle3_export.documents.model_card import render_model_card
+from eagle3_export.documents.schema import (
+    ExportMetadata,
+    FindingRecord,
+    Fingerprint,
+    RunRecord,
+    Serving,
+    Source,
+    Weights,
+)
 from eagle3_export.errors import CheckpointError, IncompatibleDraftError, StorageError, UsageError
+from eagle3_export.estimates.acceptance import AccuracySource, Coverage
+from eagle3_export.output_directory import OutputDirectory
 from eagle3_export.sglang.target import ServingTarget
 from eagle3_export.speculators_format.checkpoint import Checkpoint, read_checkpoint
+from eagle3_export.speculators_format.run_files import is_save_path
 from eagle3_export.speculators_format.save_point import SavePoint, save_point, validation_metrics
 from eagle3_export.speculators_format.token_frequencies import run_coverage
 from eagle3_export.speculators_format.verifier import Verifier, read_verifier
 from eagle3_export.speculators_format.vocabulary import vocabulary_offsets
 from eagle3_export.storage.copy import WriteReport
 from eagle3_export.storage.faults import os_errors, resolved, shown
-from eagle3_export.storage.leftovers import is_directory
-from eagle3_export.storage.publish import publish_directory, remove_staging, staging_directory
-from eagle3_export.storage.retention import KEEP_MARKER
+from eagle3_export.storage.fingerprint import WeightsFingerprint, weights_fingerprint
 from eagle3_export.storage.safetensors_file import TensorSource
 from eagle3_export.storage.sources import PinnedSources, open_sources
 from eagle3_export.storage.write import write_and_scan
-
-if TYPE_CHECKING:
-    from eagle3_export.documents.schema import ExportMetadata
-    from eagle3_export.estimates.acceptance import AccuracySource, Coverage
-
-WEIGHTS_FILE = "model.safetensors"
-CONFIG_FILE = "config.json"
-METADATA_FILE = "metadata.json"
-MODEL_CARD_FILE = "README.md"
-_FILES = (WEIGHTS_FILE, CONFIG_FILE, METADATA_FILE, MODEL_CARD_FILE)
 
 
 @dataclass(frozen=True)
@@ -101,47 +119,39 @@ class PreparedExport:
     tensors: list[tuple[str, TensorSource]]
     sources: PinnedSources
 
-    def run(self, *, replace: bool) -> ExportResult:
-        """Writes, scans and publishes; the sources are let go of in any case.
+    def run(self, output: OutputDirectory, *, replace: bool, latest: bool = True) -> ExportResult:
+        """Writes, scans, describes and publishes; the sources are let go of in any case.
 
         Args:
+            output: the directory of the destination, entered.
             replace: an export that stands at the destination is replaced by it, in one rename.
+            latest: it is the newest of its run.
 
         Raises:
             StorageError: the bytes could not be read, written or published, or what stands at the destination
-                is no export; nothing is left behind.
+                is no export of this run; nothing is left behind.
             CheckpointError: a tensor that SGLang would read holds NaN or infinity.
-            UsageError: the destination lies in the checkpoint, or the other way round.
+            UsageError: the destination lies in the checkpoint or its run, or the other way round.
         """
+        name = self.destination.name
         with os_errors("Exporting to", self.destination), self.sources:
             _require_apart(self.destination, self.checkpoint.directory)
-            if replace:
-                _require_export(self.destination)
-            staged = staging_directory(self.destination)
-            try:
-                written, non_finite = write_and_scan(
-                    staged / WEIGHTS_FILE, self.tensors, metadata={"format": "pt"}, sources=self.sources
-                )
-                _require_finite(non_finite, self.checkpoint.directory)
-                metadata = self._describe(written)
+            fingerprint = weights_fingerprint(
+                (source.file for source in self.checkpoint.tensors.values()), self.sources
+            )
+            with output.staging(name, replace=replace) as staged:
+                written = self._write(staged)
+                metadata = self._describe(written, fingerprint, output.run)
                 _write_documents(staged, self.plan.config, metadata)
-                if os.path.lexists(self.destination / KEEP_MARKER):
-                    (staged / KEEP_MARKER).touch()  # whoever marked it marked this place
-                self._publish(staged, replace)
-            finally:
-                remove_staging(staged)
+                output.publish(staged, name, replace=replace, latest=latest)
         return ExportResult(self.destination, metadata, tuple(self.plan.findings), written)
 
-    def _publish(self, staged: Path, replace: bool) -> None:
-        seen = is_directory(self.destination)
-        try:
-            publish_directory(staged, self.destination, replace=replace)
-        except StorageError:
-            # Attributes lag on network filesystems: what seemed free may hold an export after all.
-            if seen or not replace or not is_directory(self.destination):
-                raise
-            _require_export(self.destination)
-            publish_directory(staged, self.destination, replace=True)
+    def _write(self, staged: Path) -> WriteReport:
+        written, non_finite = write_and_scan(
+            staged / WEIGHTS_FILE, self.tensors, metadata={"format": "pt"}, sources=self.sources
+        )
+        _require_finite(non_finite, self.checkpoint.directory)
+        return written
 
     def close(self) -> None:
         """Lets the source files go without exporting."""
@@ -155,10 +165,9 @@ class PreparedExport:
     ) -> None:
         self.close()
 
-    def _describe(self, written: WriteReport) -> ExportMetadata:
-        from eagle3_export.documents.metadata import build_metadata
-        from eagle3_export.documents.schema import FindingRecord, Serving, Source, Weights
-
+    def _describe(
+        self, written: WriteReport, fingerprint: WeightsFingerprint, run: RunRecord | None
+    ) -> ExportMetadata:
         draft, plan = self.checkpoint.draft, self.plan
         return build_metadata(
             name=shown(self.destination.name),
@@ -183,6 +192,7 @@ class PreparedExport:
                 verifier=draft.verifier_name,
                 size=sum(source.entry.nbytes for source in self.checkpoint.tensors.values()),
                 digest=None,
+                fingerprint=Fingerprint.model_validate(fingerprint),
                 reasons=_reasons(
                     local_step=(self.save_point.local_step, "The checkpoint has no training_state.json."),
                     speculators_version=(
@@ -207,6 +217,7 @@ class PreparedExport:
             metrics_missing_reason=self.metrics.missing_reason,
             num_steps=self.config.num_steps,
             coverage=self.coverage,
+            run=run,
         )
 
     def _embedding(self) -> Any:
@@ -226,11 +237,12 @@ def prepare_export(
     coverage: Coverage | None = None,
     isolate: bool = False,
 ) -> PreparedExport:
-    """Reads and checks a checkpoint and holds its files open; no tensor is loaded, nothing is written.
+    """Reads, checks and translates a checkpoint and holds its files open; no tensor is loaded, nothing is written.
 
     Args:
         checkpoint_path: a checkpoint directory, a symlink to one, or a hub id in the local cache.
         destination: the directory that the export becomes.
+        config: what to export, for which server.
         verifier: the target model's facts; None looks them up where the checkpoint points to.
         moment: which save this is; None reads it from the checkpoint.
         metrics: its own validation's metrics; None reads them from the checkpoint.
@@ -241,9 +253,31 @@ def prepare_export(
     Raises:
         CheckpointError: the checkpoint is missing, malformed or contradicts itself.
         IncompatibleDraftError: the chosen SGLang release and runtime cannot serve it as trained.
+        StorageError: its files cannot be held open.
     """
+    destination = Path(destination)
     with os_errors("Reading", Path(checkpoint_path)):
         checkpoint = read_checkpoint(checkpoint_path)
+    plan = _checked(checkpoint, config, verifier)
+    if coverage is None and moment is None:
+        coverage = run_coverage(checkpoint.directory.parent, vocabulary_offsets(checkpoint.tensors))
+    return PreparedExport(
+        checkpoint=checkpoint,
+        plan=plan,
+        destination=destination,
+        config=config,
+        save_point=moment or save_point(checkpoint),
+        metrics=metrics or ValidationMetrics(*validation_metrics(checkpoint)),
+        coverage=coverage,
+        tensors=[(new, checkpoint.tensors[old]) for old, new in plan.names.items()],
+        sources=open_sources(
+            list(checkpoint.tensors.items()), clone_beside=destination.parent if isolate else None
+        ),
+    )
+
+
+def _checked(checkpoint: Checkpoint, config: ExportConfig, verifier: Verifier | None) -> ServingPlan:
+    """How SGLang serves the draft: the findings, and its names and config translated."""
     target = ServingTarget(
         sglang_version=config.sglang_version,
         runtime=config.runtime,
@@ -253,20 +287,7 @@ def prepare_export(
     obstacles = [finding for finding in plan.findings if finding.level == "incompatible"]
     if obstacles:
         raise IncompatibleDraftError(obstacles)
-    if coverage is None and moment is None:
-        coverage = run_coverage(checkpoint.directory.parent, vocabulary_offsets(checkpoint.tensors))
-    tensors = [(new, checkpoint.tensors[old]) for old, new in plan.names.items()]
-    return PreparedExport(
-        checkpoint=checkpoint,
-        plan=plan,
-        destination=Path(destination),
-        config=config,
-        save_point=moment or save_point(checkpoint),
-        metrics=metrics or ValidationMetrics(*validation_metrics(checkpoint)),
-        coverage=coverage,
-        tensors=tensors,
-        sources=open_sources(tensors, clone_beside=Path(destination).parent if isolate else None),
-    )
+    return plan
 
 
 def export_checkpoint(
@@ -281,6 +302,9 @@ def export_checkpoint(
     It needs neither torch nor speculators. The checkpoint's own val_metrics.json and training_state.json say how good
     the draft is and when it was saved.
 
+    Where that lies in the output directory of a run, the checkpoint has to be of the same run, and index and pointers
+    follow.
+
     Args:
         checkpoint_path: the directory of a speculators checkpoint, a link to one, or the id of one in the hub's cache.
         destination: the directory that the export becomes. It must lie outside of the checkpoint.
@@ -293,8 +317,10 @@ def export_checkpoint(
     Raises:
         CheckpointError: the checkpoint is missing, malformed or contradicts itself, or holds NaN or infinity.
         IncompatibleDraftError: the chosen SGLang release and runtime cannot serve it as trained.
-        StorageError: something is in the way at the destination, or the bytes could not be read or written.
-        UsageError: the destination and the checkpoint lie one in the other, or `config` names no SGLang release.
+        StorageError: something is in the way at the destination, somebody exports to its directory now, or the bytes
+            could not be read or written.
+        UsageError: the destination lies in the checkpoint or its run, or among another run's exports, or `config` names
+            no SGLang release.
 
     Example:
         >>> result = export_checkpoint("output/checkpoints/3", "exports/3", ExportConfig(num_steps=(3,)))
@@ -302,46 +328,31 @@ def export_checkpoint(
         2.9
     """
     destination = Path(destination)
-    _require_free(destination, overwrite)
-    with prepare_export(checkpoint_path, destination, config or ExportConfig()) as prepared:
-        return prepared.run(replace=overwrite)
-
-
-def _require_free(destination: Path, overwrite: bool) -> None:
-    """Says so before the work rather than after it."""
-    if overwrite:
-        with os_errors("Reading", destination):
-            _require_export(destination)
     if not overwrite and os.path.lexists(destination):
         raise StorageError(
             f"{shown(destination)} exists.",
             why="A published export never changes.",
             remedy="Choose another directory, or pass --overwrite to replace it.",
         )
+    with prepare_export(checkpoint_path, destination, config or ExportConfig()) as prepared:
+        _require_apart(destination, prepared.checkpoint.directory)
+        with OutputDirectory.around(destination, prepared.checkpoint.directory) as output:
+            return prepared.run(output, replace=overwrite, latest=False)
 
 
-def _require_export(directory: Path) -> None:
-    """Lets a directory be replaced only where it holds an export and nothing of the user's, or nothing at all."""
-    if not is_directory(directory):
-        return  # free, or told from an export when it is published
-    names = {child.name for child in directory.iterdir()}
-    foreign = sorted(name for name in names - set(_FILES) if not name.startswith("."))  # .keep, .nfs… of NFS
-    if foreign or (names and not {WEIGHTS_FILE, METADATA_FILE} <= names):
-        found = f"holds {', '.join(map(shown, foreign[:5]))}" if foreign else "is no export"
-        raise StorageError(
-            f"{shown(directory)} {found}.",
-            why="Only an export is ever replaced; everything in it would be gone.",
-            remedy="Choose another directory, or move it away.",
-        )
-
-
-def _require_apart(destination: Path, source: Path) -> None:
-    """Keeps an export out of the checkpoint that it is made from."""
+def _require_apart(destination: Path, checkpoint: Path) -> None:
+    """Keeps an export out of the checkpoint that it is made from, and out of the trainer's save_path."""
     real = resolved(destination)
-    if real == source or source in real.parents or real in source.parents:
+    if real == checkpoint or checkpoint in real.parents or real in checkpoint.parents:
         raise UsageError(
-            f"{shown(destination)} and the checkpoint {shown(source)} lie one in the other.",
+            f"{shown(destination)} and the checkpoint {shown(checkpoint)} lie one in the other.",
             why="A checkpoint is never touched.",
+            remedy="Choose a directory outside of it.",
+        )
+    if checkpoint.parent in real.parents and is_save_path(checkpoint.parent):
+        raise UsageError(
+            f"{shown(destination)} lies in the trainer's save_path {shown(checkpoint.parent)}.",
+            why="The trainer deletes what it does not know there and resumes from numbered directories.",
             remedy="Choose a directory outside of it.",
         )
 
@@ -367,9 +378,6 @@ def _reasons(**pairs: tuple[Any, str]) -> dict[str, str]:
 
 
 def _write_documents(staged: Path, config: Mapping[str, Any], metadata: ExportMetadata) -> None:
-    from eagle3_export.documents.json_files import to_json
-    from eagle3_export.documents.model_card import render_model_card
-
     content = json.dumps(config, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
     with os_errors("Writing the documents to", staged):
         (staged / CONFIG_FILE).write_text(content, encoding="utf-8")

@@ -26,16 +26,16 @@ from types import FrameType
 
 from eagle3_export.config import ExportConfig
 from eagle3_export.convert import Conversion
+from eagle3_export.documents.json_files import read_metadata
 from eagle3_export.errors import CheckpointError, Eagle3ExportError, StorageError
-from eagle3_export.export import export_checkpoint
-from eagle3_export.output_directory import is_export_of, read_exports, refresh_outputs, update_metrics
+from eagle3_export.export import prepare_export
+from eagle3_export.output_directory import OutputDirectory
 from eagle3_export.speculators_format.checkpoint import read_checkpoint
 from eagle3_export.speculators_format.fields import read_json_object
 from eagle3_export.speculators_format.run_files import BEST_LINK, INTERRUPTED, find_checkpoints
 from eagle3_export.speculators_format.save_point import validation_metrics
-from eagle3_export.storage.faults import shown
-from eagle3_export.storage.lock import output_lock
-from eagle3_export.storage.publish import clean_leftovers
+from eagle3_export.storage.faults import expanded, shown
+from eagle3_export.storage.fingerprint import newest_weights
 
 logger = logging.getLogger(__name__)
 
@@ -58,27 +58,28 @@ def watch_run(
     exported already is left alone; metrics that arrived since are filled in.
 
     Args:
+        save_path: where the run saves its checkpoints.
         config: its `output_dir` says where exports go; default beside `save_path`.
         once: look once and end.
-        stop_file: created by whoever knows that the run is over.
+        stop_file: a file that is created when the run is over.
         interval: seconds between two looks.
         report: called with each new export and each failure, once.
 
     Returns:
-        whether every complete checkpoint has its export.
+        Whether every complete checkpoint has its export.
 
     Raises:
-        UsageError: the output directory lies in `save_path`.
+        UsageError: output directory and `save_path` lie one in the other, or another run's exports are there.
         CheckpointError: with `once`, `save_path` cannot be read.
         StorageError: another process exports to the same directory, or it cannot be made.
     """
-    save_path = Path(save_path)
+    save_path = expanded(save_path)
     output_dir = config.resolve_output_dir(save_path)
     if once:
         find_checkpoints(save_path)
-    with output_lock(output_dir), _stop_on_signals() as stop:
-        clean_leftovers(output_dir)
-        watcher = RunWatcher(save_path, output_dir, config, report)
+    output = OutputDirectory(output_dir, save_path, keep_last=config.keep_last)
+    with output, _stop_on_signals() as stop:
+        watcher = RunWatcher(save_path, output, config, report)
         if once:
             return watcher.look()
         while not stop.is_set() and not (stop_file is not None and stop_file.exists()):
@@ -88,15 +89,20 @@ def watch_run(
 
 
 class RunWatcher:
-    """Compares a run with its exports; the caller holds the output directory's lock.
+    """Compares a run with its exports.
 
     Args:
+        save_path: where the run saves.
+        output: where its exports go, entered.
+        config: what to export, for which server.
         report: called with each new export and each failure, once.
     """
 
-    def __init__(self, save_path: Path, output_dir: Path, config: ExportConfig, report: Report) -> None:
+    def __init__(
+        self, save_path: Path, output: OutputDirectory, config: ExportConfig, report: Report
+    ) -> None:
         self._save_path = save_path
-        self._output_dir = output_dir
+        self._output = output
         self._config = config
         self._report = report
         # State of each checkpoint's files when it was last found in order, or failed and why.
@@ -104,7 +110,7 @@ class RunWatcher:
         self._failures: dict[str, tuple[FilesState, Eagle3ExportError]] = {}
 
     def look(self) -> bool:
-        """Exports what is complete and not exported, once; false if something of that failed."""
+        """Exports what is complete and not exported, once; False if something of that failed."""
         well, changed = True, not self._settled
         for checkpoint in self._wanted():
             state = files_state(checkpoint)
@@ -126,23 +132,31 @@ class RunWatcher:
             checkpoints = find_checkpoints(self._save_path)
         except CheckpointError:
             return []  # the run has not saved yet
-        if self._config.keep_last is None:
-            return checkpoints
-        numbered = [checkpoint for checkpoint in checkpoints if checkpoint.name != INTERRUPTED]
-        old = numbered[: -self._config.keep_last]
-        best = _target(self._save_path / BEST_LINK)
-        return [checkpoint for checkpoint in checkpoints if checkpoint not in old or checkpoint.name == best]
+        old = self._output.outdated(checkpoints) - {_target(self._save_path / BEST_LINK)}
+        return [checkpoint for checkpoint in checkpoints if checkpoint.name not in old]
 
     def _bring_up_to_date(self, checkpoint: Path, state: FilesState) -> bool:
         """Exports the checkpoint or adds its metrics; whether anything was to do."""
-        destination = self._output_dir / checkpoint.name
-        if is_export_of(destination, checkpoint):
-            return _add_metrics(destination, checkpoint)
+        if self._output.holds(checkpoint):
+            return self._add_metrics(checkpoint)
         earlier = self._failures.get(checkpoint.name)
         if earlier and earlier[0] == state and not isinstance(earlier[1], StorageError):
             raise earlier[1]  # the same files fail for the same reason
-        result = export_checkpoint(checkpoint, destination, self._config, overwrite=True)
+        self._output.require_same_run()
+        destination = self._output.path / checkpoint.name
+        with prepare_export(checkpoint, destination, self._config) as prepared:
+            result = prepared.run(self._output, replace=True, latest=False)
         self._report(Conversion(str(checkpoint), destination, result))
+        return True
+
+    def _add_metrics(self, checkpoint: Path) -> bool:
+        """The trainer validates after it has saved, and writes the metrics of an epoch only if it becomes the best."""
+        metrics, _ = validation_metrics(read_checkpoint(checkpoint))
+        export = self._output.path / checkpoint.name
+        if metrics is None or read_metadata(export).full_acc_0 is not None:
+            return False
+        self._output.add_metrics(checkpoint.name, metrics)
+        logger.info("%s: the metrics of its validation were filled in", shown(export))
         return True
 
     def _failed(self, name: str, state: FilesState, error: Eagle3ExportError) -> None:
@@ -152,34 +166,17 @@ class RunWatcher:
             self._report(Conversion(str(self._save_path / name), None, error=error))
 
     def _refresh(self) -> bool:
-        from eagle3_export.documents.index import build_index
-
-        if not self._output_dir.is_dir():
-            return True
         try:
-            latest = build_index(read_exports(self._output_dir)).latest
-            refresh_outputs(self._output_dir, latest=latest, keep_last=self._config.keep_last)
+            self._output.refresh()
         except Eagle3ExportError as error:
             logger.warning("%s", error)
             return False
         return True
 
 
-def _add_metrics(export: Path, checkpoint: Path) -> bool:
-    """The trainer validates after it has saved, and writes the metrics of an epoch only if it becomes the best."""
-    from eagle3_export.documents.json_files import read_metadata
-
-    metrics, _ = validation_metrics(read_checkpoint(checkpoint))
-    if metrics is None or read_metadata(export).full_acc_0 is not None:
-        return False
-    update_metrics(export, metrics)
-    logger.info("%s: the metrics of its validation were filled in", shown(export))
-    return True
-
-
 def is_complete(checkpoint: Path) -> bool:
     """Whether the trainer has finished saving this checkpoint directory; see the table above."""
-    weights, config = weights_modified(checkpoint), _modified(checkpoint / "config.json")
+    weights, config = newest_weights(checkpoint), _modified(checkpoint / "config.json")
     if weights is None or config is None:
         return False
     model = max(weights, config)
@@ -203,15 +200,7 @@ def is_complete(checkpoint: Path) -> bool:
 def files_state(checkpoint: Path) -> FilesState:
     """Modification times of what an export is made from; None for a file that is missing."""
     documents = ("config.json", "training_state.json", "val_metrics.json", "optimizer_state_dict.pt")
-    return (weights_modified(checkpoint), *(_modified(checkpoint / name) for name in documents))
-
-
-def weights_modified(checkpoint: Path) -> int | None:
-    """When the newest weights file of a checkpoint was written, in ns since 1970; None where there is none."""
-    try:
-        return max((path.stat().st_mtime_ns for path in checkpoint.glob("*.safetensors")), default=None)
-    except OSError:
-        return None
+    return (newest_weights(checkpoint), *(_modified(checkpoint / name) for name in documents))
 
 
 def _modified(path: Path) -> int | None:

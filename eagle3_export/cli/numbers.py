@@ -149,6 +149,7 @@ def measure(
         from eagle3_export.measure.workload import Workload
         from eagle3_export.output_directory import locate_export
 
+        export = locate_export(export)
         if (base_url is None) == (sweep is None):
             raise UsageError("Name either a running server with --base-url, or depths with --sweep.")
         if not math.isfinite(temperature):

@@ -34,7 +34,7 @@ CONFIG_SECTION = "eagle3_export"
 _FILES = frozenset((WEIGHTS_FILE, CONFIG_FILE, METADATA_FILE, MODEL_CARD_FILE, KEEP_MARKER))
 # What NFS and FUSE call a deleted file that somebody still has open.
 _DELETED_BUT_OPEN = re.compile(r"\.nfs[0-9a-f]{16,}|\.fuse_hidden[0-9a-f]{16,}")
-_MOST_BYTES = 16 << 20
+MAX_DOCUMENT_BYTES = 16 << 20
 
 
 def is_export(directory: Path) -> bool:
@@ -51,6 +51,15 @@ def is_export(directory: Path) -> bool:
         )
     except OSError:
         return False
+
+
+def is_index(path: Path) -> bool:
+    """Whether this is an index.json of ours, so that its directory is a run's output directory."""
+    try:
+        content = read_json(path, MAX_DOCUMENT_BYTES)
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and {"schema_version", "exports", "latest", "best"} <= content.keys()
 
 
 def foreign_entries(directory: Path) -> list[str]:
@@ -75,7 +84,7 @@ def _is_ours(child: Path) -> bool:
 def _is_our_metadata(path: Path) -> bool:
     """The keys that every release has written; another tool's metadata.json lacks them."""
     try:
-        content = read_json(path, _MOST_BYTES)
+        content = read_json(path, MAX_DOCUMENT_BYTES)
     except (OSError, ValueError):
         return False
     keys = {"schema_version", "acceptance", "sglang", "source", "weights"}
@@ -84,7 +93,7 @@ def _is_our_metadata(path: Path) -> bool:
 
 def _is_our_config(path: Path) -> bool:
     try:
-        content = read_json(path, _MOST_BYTES)
+        content = read_json(path, MAX_DOCUMENT_BYTES)
     except (OSError, ValueError):
         return False
     return isinstance(content, dict) and isinstance(content.get(CONFIG_SECTION), dict)

@@ -2,42 +2,72 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
 from eagle3_export.documents.json_files import utc_now
 from eagle3_export.documents.row import export_row
-from eagle3_export.documents.schema import ExportIndex, ExportMetadata, IndexEntry
+from eagle3_export.documents.schema import NOT_RECORDED, ExportIndex, ExportMetadata, IndexEntry, RunRecord
 from eagle3_export.estimates.acceptance import NO_ESTIMATE
 from eagle3_export.estimates.comparison import Basis, comparable_majority
 from eagle3_export.estimates.reasons import explained
 
 
 def build_index(
-    exports: Sequence[ExportMetadata], *, latest: str | None = None, best: str | None = None
+    exports: Sequence[ExportMetadata],
+    *,
+    run: RunRecord | None = None,
+    latest: str | None = None,
+    best: str | None = None,
 ) -> ExportIndex:
     """Lists a run's exports in order of training.
 
     Args:
         exports: their metadata, in any order.
+        run: whose exports they are.
         latest: name the `latest` pointer has; default: the one saved last.
         best: name the `best` pointer has; default: that of `choose_best`.
     """
     ordered = in_training_order(exports)
-    pointers = {
+    values = {
+        "run": run,
         "latest": latest or (ordered[-1].name if ordered else None),
         "best": best or choose_best(ordered),
     }
     because = {
+        "run": NOT_RECORDED,
         "latest": "Nothing has been exported yet.",
         "best": "No export has an estimate from validation yet.",
     }
     return ExportIndex(
-        **pointers,
+        **values,
         updated_at=utc_now(),
         exports=[_index_entry(export) for export in ordered],
-        reasons=explained(pointers, because),
+        reasons=explained(values, because),
     )
+
+
+def index_line(export: ExportMetadata) -> str:
+    """Returns an export's entry as it stands in index.json: one line of JSON."""
+    return json.dumps(_index_entry(export).model_dump(mode="json"), allow_nan=False, ensure_ascii=False)
+
+
+def with_lines(index: ExportIndex, lines: Sequence[str]) -> bytes:
+    """Returns index.json with these entries in place of its own.
+
+    What index.json costs is to make its entries, so each is made once, by `index_line`, and kept.
+
+    Args:
+        index: without entries.
+        lines: in order of training.
+    """
+    document = json.dumps(index.model_dump(mode="json"), indent=2, allow_nan=False, ensure_ascii=False)
+    # In a string a line break would be written as \\n, so this is the key and nothing else.
+    before, after = document.split('\n  "exports": []')
+    entries = ",".join(f"\n    {line}" for line in lines)
+    closing = "\n  ]" if lines else "]"
+    return f'{before}\n  "exports": [{entries}{closing}{after}\n'.encode()
 
 
 def choose_best(exports: Sequence[ExportMetadata]) -> str | None:

@@ -9,11 +9,11 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from eagle3_export.documents.files import INDEX_FILE, MAX_DOCUMENT_BYTES, METADATA_FILE
 from eagle3_export.documents.schema import SCHEMA_VERSION, ExportIndex, ExportMetadata
 from eagle3_export.errors import ExportInvalidError
-from eagle3_export.storage.regular_file import read_regular_file
-
-MAX_DOCUMENT_BYTES = 16 << 20
+from eagle3_export.storage.faults import shown
+from eagle3_export.storage.regular_file import read_json
 
 _Document = TypeVar("_Document", bound=BaseModel)
 
@@ -37,7 +37,7 @@ def read_metadata(path: str | Path) -> ExportMetadata:
         >>> read_metadata("output/sglang/3").epoch
         3
     """
-    return _read(Path(path), "metadata.json", ExportMetadata)
+    return _read(Path(path), METADATA_FILE, ExportMetadata)
 
 
 def read_index(path: str | Path) -> ExportIndex:
@@ -46,7 +46,7 @@ def read_index(path: str | Path) -> ExportIndex:
     Raises:
         ExportInvalidError: the file is missing, is no strict JSON or does not follow the schema.
     """
-    return _read(Path(path), "index.json", ExportIndex)
+    return _read(Path(path), INDEX_FILE, ExportIndex)
 
 
 def _read(path: Path, name: str, model: type[_Document]) -> _Document:
@@ -54,33 +54,24 @@ def _read(path: Path, name: str, model: type[_Document]) -> _Document:
     try:
         if path.is_dir():
             path = path / name
-        written = read_regular_file(path, MAX_DOCUMENT_BYTES + 1)
-        if len(written) > MAX_DOCUMENT_BYTES:
-            raise ExportInvalidError(f"{path} has more than {MAX_DOCUMENT_BYTES} bytes.", remedy=remedy)
-        content = json.loads(written, parse_constant=_refuse_constant)
-        if rb"\ud" in written.lower():
-            json.dumps(
-                content, ensure_ascii=False
-            ).encode()  # half a surrogate pair is no text: UnicodeEncodeError
+        content = read_json(path, MAX_DOCUMENT_BYTES)
         version = content.get("schema_version") if isinstance(content, dict) else None
         if isinstance(version, int) and version > SCHEMA_VERSION:
             raise ExportInvalidError(
-                f"{path} follows schema_version {version}; this release knows {SCHEMA_VERSION}.",
+                f"{shown(path)} follows schema_version {version}; this release knows {SCHEMA_VERSION}.",
                 remedy="Update eagle3-export.",
             )
         return model.model_validate(content)
     except OSError as error:
-        raise ExportInvalidError(f"{path} cannot be read: {error.strerror}.", remedy=remedy) from error
+        raise ExportInvalidError(
+            f"{shown(path)} cannot be read: {error.strerror or error}.", remedy=remedy
+        ) from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the document"
-        raise ExportInvalidError(f"{path}: {where}: {first['msg']}.", remedy=remedy) from error
-    except (ValueError, RecursionError) as error:
-        raise ExportInvalidError(f"{path} is not strict JSON: {error}.", remedy=remedy) from error
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a JSON number")
+        raise ExportInvalidError(f"{shown(path)}: {where}: {first['msg']}.", remedy=remedy) from error
+    except ValueError as error:
+        raise ExportInvalidError(f"{shown(path)} is not strict JSON: {error}.", remedy=remedy) from error
 
 
 def utc_now() -> str:

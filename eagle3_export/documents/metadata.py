@@ -12,7 +12,14 @@ from typing import Any
 from eagle3_export._version import __version__
 from eagle3_export.documents.json_files import utc_now
 from eagle3_export.documents.measurements import measured_section, measurements_of, with_newest
-from eagle3_export.documents.schema import ExportMetadata, Measurement, Serving, Source, Weights
+from eagle3_export.documents.schema import (
+    ExportMetadata,
+    Measurement,
+    RunRecord,
+    Serving,
+    Source,
+    Weights,
+)
 from eagle3_export.estimates.acceptance import (
     DEFAULT_NUM_STEPS,
     AccuracySource,
@@ -23,6 +30,7 @@ from eagle3_export.estimates.accuracies import step_accuracies
 from eagle3_export.estimates.chain import NO_ACCURACIES
 from eagle3_export.estimates.reasons import explained
 
+NO_RUN = "It was not exported to the output directory of a run."
 NOT_VALIDATED = "This checkpoint has not been validated yet."
 NOT_MEASURED = "Not measured on a server yet; `eagle3-export measure` does it."
 
@@ -41,6 +49,7 @@ def build_metadata(
     num_steps: Sequence[int] = DEFAULT_NUM_STEPS,
     coverage: Coverage | None = None,
     versions: Mapping[str, str] | None = None,
+    run: RunRecord | None = None,
 ) -> ExportMetadata:
     """Describes one export.
 
@@ -57,10 +66,13 @@ def build_metadata(
         num_steps: draft depths to estimate for.
         coverage: of the draft vocabulary over the run's text, where known.
         versions: default: those of `loaded_versions`.
+        run: the training run it is of.
     """
-    values = {"epoch": epoch, "global_step": global_step, "measured": None}
+    values = {"epoch": epoch, "global_step": global_step, "measured": None, "run": run}
     reasons = explained(
-        values, {"measured": NOT_MEASURED}, "The checkpoint has no readable training_state.json."
+        values,
+        {"measured": NOT_MEASURED, "run": NO_RUN},
+        "The checkpoint has no readable training_state.json.",
     )
     return ExportMetadata(
         **values,

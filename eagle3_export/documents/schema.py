@@ -23,6 +23,9 @@ Depth = Annotated[int, Field(ge=1, le=1024)]
 _REASONS: Any = Field(default_factory=dict, description="Why a value here is null, by its name.")
 
 
+NOT_RECORDED = "The release of eagle3-export that wrote this did not record it."
+
+
 class Section(BaseModel):
     """A part of the document in which every null is explained."""
 
@@ -34,11 +37,11 @@ class Section(BaseModel):
 
     @model_validator(mode="after")
     def _nulls_are_explained(self) -> Section:
-        unexplained = [
-            name
-            for name in type(self).model_fields
-            if getattr(self, name) is None and not self.reasons.get(name)
-        ]
+        nulls = [name for name in type(self).model_fields if getattr(self, name) is None]
+        for name in nulls:
+            if name not in self.model_fields_set:  # a key that came later than the document
+                self.reasons.setdefault(name, NOT_RECORDED)
+        unexplained = [name for name in nulls if not self.reasons.get(name)]
         if unexplained:
             raise ValueError(f"null without a reason: {', '.join(unexplained)}")
         return self
@@ -73,6 +76,32 @@ class Serving(Section):
     reasons: dict[str, str] = _REASONS
 
 
+class RunRecord(BaseModel):
+    """The training run that an export is of. Two runs never share an output directory."""
+
+    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
+
+    id: str
+    """Drawn once for an output directory; all exports of a run there have it."""
+    save_path: str
+    """Where the trainer saved when this was written, links resolved."""
+
+
+class Fingerprint(BaseModel):
+    """What tells the weight files of one save from another's, also after a copy that changed their times."""
+
+    model_config = ConfigDict(extra="allow", from_attributes=True, use_attribute_docstrings=True)
+
+    size: int
+    """Bytes of the files."""
+    modified_ns: int
+    """When the newest was written, in ns since 1970."""
+    header_digest: str
+    """sha256:… of their safetensors headers."""
+    sample_digest: str
+    """sha256:… of 64 blocks of 4 KiB, evenly spread over each file."""
+
+
 class Source(Section):
     """The checkpoint that was exported."""
 
@@ -90,6 +119,8 @@ class Source(Section):
     """Bytes of its tensors, the headers of their files not counted."""
     digest: str | None = None
     """sha256:… of its tensor data, where it was computed. This release does not compute it."""
+    fingerprint: Fingerprint | None = None
+    """Of its weight files, as they were when they were exported."""
     reasons: dict[str, str] = _REASONS
 
 
@@ -179,6 +210,8 @@ class ExportMetadata(Section):
     estimated_acceptance_length: FiniteFloat | None
     """Expected tokens per verify step; acceptance says how, at what depth and with or without bonus token."""
     reasons: dict[str, str] = _REASONS
+    run: RunRecord | None = None
+    """The training run it is of."""
     name: str
     """The export's directory name."""
     created_at: str
@@ -223,6 +256,8 @@ class ExportIndex(Section):
     """index.json: every export of a run, in order of training."""
 
     schema_version: Literal[1] = 1
+    run: RunRecord | None = None
+    """The training run whose exports these are."""
     latest: str | None
     best: str | None
     updated_at: str

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
 import time
@@ -11,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eagle3_export.documents.json_files import read_metadata, utc_now
-from eagle3_export.documents.metadata import with_measurement
 from eagle3_export.documents.schema import ExportMetadata, Measurement
-from eagle3_export.errors import MeasurementError, StorageError, UsageError
+from eagle3_export.errors import MeasurementError, UsageError
 from eagle3_export.estimates.reasons import explained
 from eagle3_export.measure.connection import Connection
 from eagle3_export.measure.counts import Counts, add_counts, check_counts
@@ -22,7 +20,8 @@ from eagle3_export.measure.facts import Server
 from eagle3_export.measure.prompt_forms import Prompt
 from eagle3_export.measure.server import connect, require_export
 from eagle3_export.measure.workload import Workload, readable_name
-from eagle3_export.output_directory import locate_export
+from eagle3_export.output_directory import add_measurement, locate_export
+from eagle3_export.storage.faults import resolved
 
 WARM_UP_TOKENS = 8
 SPEEDUP_TOLERANCE = 1.1  # a speed-up above the acceptance length is noise, for a draft step costs something
@@ -232,19 +231,9 @@ def record(export: str | Path, measurement: Measurement) -> ExportMetadata:
         ExportInvalidError: the export has no readable metadata.json.
         StorageError: a document could not be replaced; each is replaced by rename, so none is half-written.
     """
-    from eagle3_export.output_directory import INDEX_FILE, refresh_outputs, replace_documents
-    from eagle3_export.storage.lock import output_lock
-
     if Path(export).is_symlink():
         raise UsageError(
             f"{export} is a pointer, which may have moved since the server was measured.",
             remedy="Name the export itself.",
         )
-    directory = Path(export).resolve()
-    metadata = with_measurement(read_metadata(directory), measurement)
-    replace_documents(directory, metadata)
-    if (directory.parent / INDEX_FILE).is_file():
-        # A run that is still exporting there holds the lock and refreshes its index itself.
-        with contextlib.suppress(StorageError), output_lock(directory.parent):
-            refresh_outputs(directory.parent)
-    return metadata
+    return add_measurement(resolved(export), measurement)

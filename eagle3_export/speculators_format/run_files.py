@@ -15,8 +15,11 @@ VAL_METRICS_FILE = "val_metrics.json"
 OPTIMIZER_FILE = "optimizer_state_dict.pt"
 RUN_FILE = "run.yaml"
 
+TRAIN_COMMAND_FILE = "train_command.txt"
+
 INTERRUPTED = "interrupted"
 BEST_LINK = "checkpoint_best"
+_EPOCH_LINK = re.compile(r"epoch[0-9]+_(end|step[0-9]+)")
 
 
 def epoch_of(name: str) -> int | None:
@@ -49,6 +52,17 @@ def find_checkpoints(save_path: str | Path) -> list[Path]:
 
 def _has_weights(directory: Path) -> bool:
     return (directory / WEIGHTS_FILE).exists() or (directory / WEIGHTS_INDEX_FILE).exists()
+
+
+def is_save_path(directory: Path) -> bool:
+    """Whether a trainer saves there: what it writes beside the checkpoints of a run lies there."""
+    try:
+        names = {child.name for child in directory.iterdir()}
+    except OSError:
+        return False
+    return not names.isdisjoint((RUN_FILE, TRAIN_COMMAND_FILE, BEST_LINK)) or any(
+        map(_EPOCH_LINK.fullmatch, names)
+    )
 
 
 def is_hub_id(name: str) -> bool:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 from eagle3_export.errors import StorageError
 
@@ -26,6 +28,11 @@ _REMEDIES = {
 }
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+# Seconds to wait between looks at a network filesystem that answers with what was true a moment ago.
+PAUSES = (0.0, 0.1, 0.4, 1.0, 2.0)
+
+_Answer = TypeVar("_Answer")
+
 # Before the umask: groups may share exports, nobody else may write them.
 FILE_MODE = 0o664
 DIRECTORY_MODE = 0o775
@@ -45,6 +52,27 @@ def resolved(path: str | os.PathLike[str]) -> Path:
         return Path(os.path.realpath(path))
     except OSError:  # the working directory was removed
         return Path(path)
+
+
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """Returns the path with a leading `~` or `~user` replaced by that home directory, where there is one."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 (Path.expanduser raises where there is no home)
+
+
+def lies_in(inner: Path, outer: Path) -> bool:
+    """Whether `inner` is `outer` or lies in it, whatever links, bind mounts or spellings of case lead there."""
+    real_inner, real_outer = resolved(inner), resolved(outer)
+    if real_inner == real_outer or real_outer in real_inner.parents:
+        return True
+    try:
+        target = real_outer.stat()
+    except OSError:
+        return False
+    for ancestor in (real_inner, *real_inner.parents):
+        with suppress(OSError):
+            if os.path.samestat(ancestor.stat(), target):
+                return True
+    return False
 
 
 def human_bytes(count: int) -> str:
@@ -100,3 +128,13 @@ def os_errors(doing: str, path: Path, *, needed: int | None = None) -> Iterator[
         yield
     except OSError as error:
         raise storage_error(error, doing, path, needed=needed) from error
+
+
+def patiently(action: Callable[[], _Answer], until: Callable[[_Answer], bool]) -> _Answer:
+    """Repeats `action` for a few seconds and returns its first answer that satisfies `until`, or else its last."""
+    for pause in PAUSES:
+        time.sleep(pause)
+        answer = action()
+        if until(answer):
+            break
+    return answer

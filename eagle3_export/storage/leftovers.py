@@ -1,6 +1,7 @@
-"""Names that begin with `.eagle3-export-` are ours: work that is not published yet, or no longer.
+"""Temporary files and directories, `.eagle3-export-*`: exports that are being built, and old ones being removed.
 
-A process that lives holds a lock (flock) on its directories there; what a killed one leaves, `clean_leftovers` removes.
+A live process holds an flock on its directories. What is not locked was left by a crash, and `clean_leftovers` removes
+it. Temporary files and links cannot be told so: only the holder of the output directory's lock cleans.
 """
 
 from __future__ import annotations
@@ -12,12 +13,11 @@ import os
 import secrets
 import shutil
 import stat
-import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from eagle3_export.storage.faults import DIRECTORY_MODE, os_errors, shown, storage_error
-from eagle3_export.storage.regular_file import is_regular_file
+from eagle3_export.storage.faults import DIRECTORY_MODE, os_errors, patiently, shown, storage_error
 from eagle3_export.storage.rename import rename, sync_directory
 
 logger = logging.getLogger(__name__)
@@ -30,25 +30,27 @@ OURS = STAGING, REPLACED, DISCARDED, FILE, POINTER = tuple(
 _held: dict[Path, int] = {}
 
 
-def clean_leftovers(output_dir: Path) -> list[Path]:
+def clean_leftovers(output_dir: Path, exports: Iterable[Path] = ()) -> list[Path]:
     """Removes what a killed export left in `output_dir`, after putting back what it had moved aside.
 
-    The work of processes that live is left alone, and so is what this user may not remove: a warning names that.
+    The caller holds the output directory's lock. The directories of processes that live are left alone, and so is
+    what this user may not remove: a warning names that.
+
+    Args:
+        exports: directories below it in which documents are replaced too.
 
     Returns:
         the paths that were removed or put back.
 
     Raises:
-        StorageError: the directory cannot be listed.
+        StorageError: a directory cannot be listed.
     """
     with os_errors("Cleaning", output_dir):
         if not output_dir.is_dir():
             return []
-        children = sorted(output_dir.iterdir())
-        leftovers = [child for child in children if child.name.startswith(OURS)]
-        for child in children:
-            if child not in leftovers and is_regular_file(child / "metadata.json") and not child.is_symlink():
-                leftovers += child.glob(f"{FILE}*")
+        leftovers = [child for child in sorted(output_dir.iterdir()) if child.name.startswith(OURS)]
+        for export in exports:
+            leftovers += sorted(child for child in export.iterdir() if child.name.startswith(FILE))
     return [path for path in leftovers if _clean(path)]
 
 
@@ -127,13 +129,16 @@ def _remove(path: Path) -> None:
 
 def remove_quietly(path: Path) -> None:
     """Removes a file or a tree; a warning says what could not be removed."""
-    # Deleted files that a reader has open stay in an NFS directory under a hidden name until they are closed.
-    for pause in (0.1, 0.5, 0.0):
+
+    def attempt() -> OSError | None:
         try:
             _remove(path)
         except OSError as error:
-            if pause and error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY):
-                time.sleep(pause)
-                continue
-            logger.warning("%s", storage_error(error, "Removing the replaced", path))
-        return
+            return error
+        return None
+
+    # Deleted files that a reader has open stay in an NFS directory under a hidden name until they are closed.
+    held = (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY)
+    error = patiently(attempt, until=lambda error: error is None or error.errno not in held)
+    if error is not None:
+        logger.warning("%s", storage_error(error, "Removing the replaced", path))

@@ -8,14 +8,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from eagle3_export.errors import StorageError
-from eagle3_export.storage.faults import DIRECTORY_MODE, FILE_MODE, os_errors, resolved, shown
+from eagle3_export.storage.faults import DIRECTORY_MODE, FILE_MODE, os_errors, shown
 from eagle3_export.storage.leftovers import (
     DISCARDED,
     FILE,
     POINTER,
     REPLACED,
     STAGING,
-    clean_leftovers,
     is_directory,
     let_go,
     make_aside,
@@ -23,17 +22,6 @@ from eagle3_export.storage.leftovers import (
     remove_quietly,
 )
 from eagle3_export.storage.rename import exchange, rename, rename_new, sync_directory, sync_tree
-
-__all__ = [
-    "clean_leftovers",
-    "discard_directory",
-    "neighbour",
-    "publish_directory",
-    "remove_staging",
-    "replace_file",
-    "set_pointer",
-    "staging_directory",
-]
 
 
 def staging_directory(final: Path) -> Path:
@@ -126,23 +114,6 @@ def set_pointer(output_dir: Path, name: str, target: str) -> None:
                 aside.unlink()
             raise
         sync_directory(output_dir)
-
-
-def neighbour(directory: Path) -> Path:
-    """`directory`, or what it points to if it is a pointer such as `latest`.
-
-    Raises:
-        StorageError: it is a symbolic link to anywhere but a neighbour, through which nothing is to be written.
-    """
-    with os_errors("Reading", directory):
-        target = resolved(directory)
-        if directory.is_symlink() and target.parent != resolved(directory.parent):
-            raise StorageError(
-                f"{shown(directory)} is a symbolic link out of its directory, to {shown(target)}.",
-                why="Nothing is written through it.",
-                remedy="Remove it.",
-            )
-    return target
 
 
 def discard_directory(directory: Path) -> None:

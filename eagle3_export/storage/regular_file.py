@@ -38,7 +38,7 @@ def read_regular_file(path: Path, most_bytes: int) -> bytes:
 
 
 def read_json(path: Path, most_bytes: int) -> Any:
-    """Reads a JSON file without NaN and infinity.
+    """Reads a JSON file without NaN, infinity and halves of surrogate pairs, which could not be written again.
 
     Raises:
         OSError: as `read_regular_file`.
@@ -48,7 +48,10 @@ def read_json(path: Path, most_bytes: int) -> Any:
     if len(content) > most_bytes:
         raise ValueError(f"it has more than {most_bytes} bytes")
     try:
-        return json.loads(content, parse_constant=_refuse_constant)
+        document = json.loads(content, parse_constant=_refuse_constant)
+        if rb"\ud" in content.lower():
+            json.dumps(document, ensure_ascii=False).encode()  # UnicodeEncodeError, a ValueError
+        return document
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from contextlib import suppress
 from pathlib import Path
 
 from eagle3_export.errors import StorageError
-from eagle3_export.storage.faults import shown
+from eagle3_export.storage.faults import patiently, shown
 
 _AT_FDCWD = -100
 _RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
@@ -89,14 +88,14 @@ def _arrived(target: Path, inode: int) -> bool:
     A network filesystem whose answer got lost repeats the request and finds nothing to rename any more; and it may
     remember for a moment that there was nothing at `target`.
     """
-    for pause in (0.0, 0.1, 0.4, 1.0, 2.0):
-        time.sleep(pause)
+
+    def look() -> bool | None:
         with suppress(OSError):
             if target.lstat().st_ino == inode:
                 return True
-        if not target.parent.is_dir():
-            break
-    return False
+        return False if target.parent.is_dir() else None
+
+    return patiently(look, until=lambda seen: seen is not False) is True
 
 
 def _in_the_way(final: Path) -> StorageError:

@@ -1,48 +1,22 @@
-"""Removes old exports."""
+"""Which exports are old enough to go."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from pathlib import Path
-
-from eagle3_export.storage.faults import os_errors
-from eagle3_export.storage.publish import discard_directory
-
-KEEP_MARKER = ".keep"
+from collections.abc import Collection, Mapping
 
 
-def prune(output_dir: Path, *, keep_last: int, protected: Collection[str]) -> list[str]:
-    """Removes all numbered exports in `output_dir` but the `keep_last` highest.
+def outdated(
+    epochs: Mapping[str, int | None], keep_last: int | None, protected: Collection[str] = ()
+) -> list[str]:
+    """Returns the names that retention removes, lowest epoch first.
 
-    Never removed: the highest number, the names in `protected`, the targets of symbolic links in
-    `output_dir` (`latest`, `best`), directories that hold a file `.keep`, and whatever is not named by a
-    number.
-
-    Returns:
-        the names removed, lowest first.
-
-    Raises:
-        StorageError: the directory cannot be listed, or an export cannot be removed.
+    Args:
+        epochs: the epoch that each export, or each checkpoint it would be made from, is named by; None for other
+            names, which always stay.
+        keep_last: how many of the highest epochs stay; None keeps all.
+        protected: names that stay in any case.
     """
-    with os_errors("Listing", output_dir):
-        children = list(output_dir.iterdir())
-        pointed_to = {child.readlink().name for child in children if child.is_symlink()}
-        numbered = sorted(
-            (
-                child
-                for child in children
-                if _is_number(child.name) and child.is_dir() and not child.is_symlink()
-            ),
-            key=lambda child: int(child.name),
-        )
-    removed = []
-    for child in numbered[: -max(keep_last, 1)]:
-        if child.name in pointed_to or child.name in protected or (child / KEEP_MARKER).exists():
-            continue
-        discard_directory(child)
-        removed.append(child.name)
-    return removed
-
-
-def _is_number(name: str) -> bool:
-    return name.isascii() and name.isdigit()
+    if keep_last is None:
+        return []
+    numbered = sorted((epoch, name) for name, epoch in epochs.items() if epoch is not None)
+    return [name for _, name in numbered[: -max(keep_last, 1)] if name not in protected]

@@ -13,16 +13,14 @@ from typing import Any
 
 from eagle3_export.config import ExportConfig
 from eagle3_export.dashboards import log_export, log_failure
-from eagle3_export.documents.index import build_index
 from eagle3_export.errors import CheckpointError, Eagle3ExportError, IncompatibleDraftError, StorageError
 from eagle3_export.estimates.acceptance import Coverage
 from eagle3_export.export import PreparedExport, ValidationMetrics, prepare_export
-from eagle3_export.output_directory import is_export_of, read_exports, refresh_outputs, update_metrics
+from eagle3_export.output_directory import OutputDirectory
 from eagle3_export.speculators_format.run_files import find_checkpoints
 from eagle3_export.speculators_format.save_point import SavePoint
 from eagle3_export.speculators_format.verifier import Verifier
-from eagle3_export.storage.lock import output_lock
-from eagle3_export.storage.publish import clean_leftovers
+from eagle3_export.storage.faults import shown
 from eagle3_export.training.background import BackgroundQueue
 
 logger = logging.getLogger("eagle3_export")
@@ -59,13 +57,13 @@ class RunExports:
         saves_rewrite_in_place: a save may change the very file that an export of it still reads.
     """
 
-    def __init__(self, config: ExportConfig, save_path: Path, output_dir: Path) -> None:
+    def __init__(self, config: ExportConfig, save_path: Path, output: OutputDirectory) -> None:
         self._config = config
         self._save_path = save_path
-        self._output_dir = output_dir
+        self._output = output
         self._queue = BackgroundQueue("eagle3-export")
-        self._lock = ExitStack()
-        self._locked = False
+        self._opened = ExitStack()
+        self._is_open = False
         self._saves: dict[str, Save] = {}
         self._isolated: set[str] = set()
         self._missing: dict[str, str] = {}
@@ -140,14 +138,14 @@ class RunExports:
 
     def finish(self, timeout: float) -> None:
         """Wait for what is in flight, then name the checkpoints that went without an export."""
-        self._queue.submit("unlocking", self._release_lock)
+        self._queue.submit("unlocking", self._close)
         if not self._queue.wait(timeout):
-            reason = f"{self._output_dir} did not take it within {timeout:.0f} s after the end of training."
+            reason = f"{shown(self._output.path)} did not take it within {timeout:.0f} s after the end of training."
             for name in self._saves.keys() & set(self._queue.labels()):
                 self._failed(name, StorageError(reason))
         if self._missing:
             lines = "".join(f"\n  {name}: {reason}" for name, reason in list(self._missing.items()))
-            remedy = f"eagle3-export convert --all {self._save_path} {self._output_dir}"
+            remedy = f"eagle3-export convert --all {shown(self._save_path)} {shown(self._output.path)}"
             logger.warning(
                 "Checkpoints without an export of their last state:%s\nTo make up for it: %s", lines, remedy
             )
@@ -155,7 +153,7 @@ class RunExports:
     def _prepare(self, save: Save, metrics: ValidationMetrics | None) -> PreparedExport:
         return prepare_export(
             self._save_path / save.name,
-            self._output_dir / save.name,
+            self._output.path / save.name,
             self._config,
             verifier=self.verifier,
             coverage=self.coverage,
@@ -168,10 +166,9 @@ class RunExports:
         started = time.perf_counter()
         try:
             with prepared:
-                self._take_lock()
-                result = prepared.run(replace=True)
+                self._open()
+                result = prepared.run(self._output, replace=True, latest=save.moment is not None)
             self._missing.pop(save.name, None)
-            self._refresh(save.name if save.moment else None)
             self._news.append(lambda step: log_export(result.metadata, result.directory, step=step))
         except Exception as error:
             self._failed(save.name, error, ours=save.whole)
@@ -193,10 +190,10 @@ class RunExports:
     def _update(self, name: str, metrics: Mapping[str, Any]) -> None:
         if name in self._missing:
             return
-        directory = self._output_dir / name
+        directory = self._output.path / name
         try:
-            metadata = update_metrics(directory, metrics)
-            self._refresh(name)
+            self._open()
+            metadata = self._output.add_metrics(name, metrics)
             self._news.append(lambda step: log_export(metadata, directory, step=step))
         except Exception as error:
             self._failed(name, error)
@@ -207,19 +204,20 @@ class RunExports:
         except Eagle3ExportError:
             return  # nothing was saved yet
         try:
-            if self._output_dir.is_dir():
-                self._take_lock()
-                self._refresh(None)
+            if self._output.path.is_dir():
+                self._open()
+                self._output.refresh()
         except Exception as error:
-            logger.warning("Tidying up %s failed: %s", self._output_dir, error)
-        if self._config.keep_last is not None:  # older ones were pruned
-            checkpoints = sorted(checkpoints, key=_saved_at)[-self._config.keep_last :]
+            logger.warning("Tidying up %s failed: %s", shown(self._output.path), error)
+        old = self._output.outdated(checkpoints)
         for checkpoint in checkpoints:
-            if checkpoint.name not in self._saves:  # else this run has saved it anew
+            if (
+                checkpoint.name not in old and checkpoint.name not in self._saves
+            ):  # else this run has saved it anew
                 self._make_up(Save(checkpoint.name, whole=False))
 
     def _make_up(self, save: Save) -> None:
-        if is_export_of(self._output_dir / save.name, self._save_path / save.name):
+        if self._output.holds(self._save_path / save.name):
             return
         logger.info("%s has no export yet: exporting it.", self._save_path / save.name)
         try:
@@ -229,21 +227,15 @@ class RunExports:
             return
         self._publish(save, prepared, held=0.0)
 
-    def _refresh(self, latest: str | None) -> None:
-        newest = latest or build_index(read_exports(self._output_dir)).latest
-        refresh_outputs(self._output_dir, latest=newest, keep_last=self._config.keep_last)
+    def _open(self) -> None:
+        """Done by the first job; the directory is held until the run ends."""
+        if not self._is_open:
+            self._opened.enter_context(self._output)
+            self._is_open = True
 
-    def _take_lock(self) -> None:
-        """Taken by the first job and held until the run ends: two runs never mix in one directory."""
-        if not self._locked:
-            self._lock.enter_context(output_lock(self._output_dir))
-            self._locked = True
-            for path in clean_leftovers(self._output_dir):
-                logger.info("Cleaned up what a killed export had left: %s", path)
-
-    def _release_lock(self) -> None:
-        self._lock.close()
-        self._locked = False
+    def _close(self) -> None:
+        self._opened.close()
+        self._is_open = False
 
     def _failed(self, name: str, error: Exception, *, ours: bool = True) -> None:
         self._missing[name] = str(error)
@@ -256,10 +248,6 @@ class RunExports:
         if self.failure is None:
             reason = str(error) if known else repr(error)
             self.failure = StorageError(f"Exporting {self._save_path / name} failed: {reason}")
-
-
-def _saved_at(checkpoint: Path) -> int:
-    return max((path.stat().st_mtime_ns for path in checkpoint.glob("*.safetensors")), default=0)
 
 
 def _saves_rewrite_in_place() -> bool:

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from eagle3_export import export as export_module
+from eagle3_export import output_directory
 from eagle3_export.config import ExportConfig
 from eagle3_export.errors import CheckpointError, Eagle3ExportError, IncompatibleDraftError, StorageError
 from eagle3_export.export import export_checkpoint, prepare_export
+from eagle3_export.output_directory import OutputDirectory
 from eagle3_export.storage import publish
 from eagle3_export.verify import verify_export
 from tests.support.drafts import END_OF_EPOCH, METRICS, RENAMED, draft_tensors, read_tensors, write_checkpoint
@@ -191,7 +192,8 @@ def test_a_file_replaced_after_the_check_is_still_the_one_exported(tmp_path: Pat
     with prepare_export(checkpoint, tmp_path / "out", ExportConfig()) as prepared:
         other = write_checkpoint(tmp_path / "other", seed=2)
         (other / "model.safetensors").replace(checkpoint / "model.safetensors")
-        prepared.run(replace=False)
+        with OutputDirectory.around(tmp_path / "out") as output:
+            prepared.run(output, replace=False)
     exported = read_tensors(tmp_path / "out" / "model.safetensors")
     assert exported["fc.weight"] == draft_tensors(seed=1)["fc.weight"]
 
@@ -323,7 +325,7 @@ def test_an_export_that_a_lagging_filesystem_hid_is_replaced(
     told: list[bool] = []
     rename_new = publish.rename_new
     monkeypatch.setattr(publish, "rename_new", lambda *names: (told.append(True), rename_new(*names))[1])
-    for module in (export_module, publish):
+    for module in (output_directory, publish):
         monkeypatch.setattr(module, "is_directory", lambda path: bool(told) and Path(path).is_dir())
     export_checkpoint(write_checkpoint(tmp_path / "2", seed=2), tmp_path / "out", overwrite=True)
     exported = read_tensors(tmp_path / "out" / "model.safetensors")

@@ -8,6 +8,7 @@ import shutil
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from eagle3_export.config import ExportConfig
 from eagle3_export.convert import Conversion
 from eagle3_export.documents.json_files import read_metadata
 from eagle3_export.errors import CheckpointError, StorageError, UsageError
+from eagle3_export.output_directory import OutputDirectory
 from eagle3_export.storage.lock import output_lock
 from eagle3_export.verify import verify_export
 from eagle3_export.watch import RunWatcher, is_complete, watch_run
@@ -60,7 +62,11 @@ class Trainer:
 
     def save_epoch(self, epoch: int, local_step: int = 0, seed: int = 0) -> list[Any]:
         """`Trainer.maybe_save_checkpoint`."""
-        state = {"epoch": epoch, "local_step": local_step, "global_step": 100 * epoch + local_step + seed}
+        state = {
+            "epoch": epoch,
+            "local_step": local_step,
+            "global_step": 100 * epoch + (local_step or 50) + seed,
+        }
         marker = f"epoch{epoch}_" + (f"step{local_step}" if local_step else "end")
         return [
             *self.save_model(str(epoch), seed),
@@ -85,7 +91,12 @@ class Watched:
         self.run.mkdir(exist_ok=True)
         self.trainer = Trainer(self.run)
         self.reports: list[Conversion] = []
-        self.watcher = RunWatcher(self.run, self.out, ExportConfig(**config), self.reports.append)
+        export_config = ExportConfig(**config)
+        self.output = OutputDirectory(self.out, self.run, keep_last=export_config.keep_last).__enter__()
+        self.watcher = RunWatcher(self.run, self.output, export_config, self.reports.append)
+
+    def close(self) -> None:
+        self.output.__exit__(None, None, None)
 
     def steps(self, *parts: list[Any]) -> list[list[str]]:
         """Looks after each step; the names exported there."""
@@ -106,15 +117,17 @@ class Watched:
 
 
 @pytest.fixture
-def watched(tmp_path: Path) -> Watched:
-    return Watched(tmp_path)
+def watched(tmp_path: Path) -> Iterator[Watched]:
+    watched = Watched(tmp_path)
+    yield watched
+    watched.close()
 
 
 def test_a_save_is_exported_after_its_last_step_and_once(watched: Watched) -> None:
     assert watched.steps(watched.trainer.save_epoch(0)) == [[], [], [], [], [], ["0"]]
     assert watched.steps([lambda: None]) == [[]]
     assert verify_export(watched.out / "0", source=watched.run / "0").ok
-    assert read_metadata(watched.out / "0").global_step == 0
+    assert read_metadata(watched.out / "0").global_step == 50
     assert (watched.out / "latest").resolve().name == "0"
 
 
@@ -123,7 +136,7 @@ def test_a_mid_epoch_save_over_the_same_directory_waits_for_its_own_marker(watch
     assert watched.steps(trainer.save_epoch(0, local_step=8, seed=1))[-1] == ["0"]
     assert watched.steps(trainer.save_epoch(0, local_step=16, seed=2)) == [[], [], [], [], [], ["0"]]
     assert watched.steps(trainer.save_epoch(0, seed=3)) == [[], [], [], [], [], ["0"]]
-    assert read_metadata(watched.out / "0").global_step == 3
+    assert read_metadata(watched.out / "0").global_step == 53
     assert verify_export(watched.out / "0", source=watched.run / "0").ok
 
 
@@ -166,6 +179,7 @@ def test_a_restarted_watch_exports_only_what_is_missing(tmp_path: Path) -> None:
     first.steps(first.trainer.save_epoch(0))
     for step in [*first.trainer.save_epoch(1, seed=1), *first.trainer.update_best(0, 0.7)]:
         step()
+    first.close()
     second = Watched(tmp_path)
     assert second.watcher.look()
     assert [Path(report.checkpoint).name for report in second.reports] == ["1"]
@@ -178,7 +192,7 @@ def test_a_clock_set_back_hides_no_save(watched: Watched) -> None:
     trainer.clock -= 3600 * 10**9
     watched.steps(trainer.save_epoch(1, seed=1), trainer.save_epoch(0, seed=2))
     assert watched.exported() == ["0", "1"]
-    assert read_metadata(watched.out / "0").global_step == 2
+    assert read_metadata(watched.out / "0").global_step == 52
     assert verify_export(watched.out / "0", source=watched.run / "0").ok
 
 
@@ -187,6 +201,7 @@ def test_retention_is_not_undone_by_the_next_look(tmp_path: Path) -> None:
     for epoch in range(5):
         watched.steps(watched.trainer.save_epoch(epoch, seed=epoch))
     assert watched.exported() == ["3", "4"]
+    watched.close()
     again = Watched(tmp_path, keep_last=2)
     assert again.watcher.look()
     assert (again.reports, again.exported()) == ([], ["3", "4"])
@@ -214,7 +229,7 @@ def test_a_checkpoint_that_cannot_be_exported_is_reported_once_and_holds_up_no_o
 
 
 def test_storage_faults_are_tried_again(watched: Watched) -> None:
-    watched.out.parent.mkdir(exist_ok=True)
+    shutil.rmtree(watched.out)
     watched.out.write_text("a file where the directory should be")
     for step in watched.trainer.save_epoch(0):
         step()

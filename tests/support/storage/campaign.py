@@ -23,10 +23,8 @@ from typing import Any
 
 from eagle3_export.config import ExportConfig
 from eagle3_export.errors import Eagle3ExportError
-from eagle3_export.export import export_checkpoint
-from eagle3_export.output_directory import read_exports, refresh_outputs
-from eagle3_export.storage.lock import output_lock
-from eagle3_export.storage.publish import clean_leftovers
+from eagle3_export.export import prepare_export
+from eagle3_export.output_directory import OutputDirectory, read_exports
 from eagle3_export.verify import verify_export
 from tests.support.drafts import save_epoch
 from tests.support.storage.system_calls import run
@@ -61,11 +59,10 @@ class Stage:
 
     def export(self) -> int:
         """The action under test, as in training: a replacement, a new export, pointers, index, retention."""
-        with output_lock(self.out):
-            clean_leftovers(self.out)
+        with OutputDirectory(self.out, self.run, keep_last=CONFIG.keep_last) as output:
             for name in self.saved:
-                export_checkpoint(self.run / name, self.out / name, CONFIG, overwrite=True)
-            refresh_outputs(self.out, latest=self.saved[-1], keep_last=CONFIG.keep_last)
+                with prepare_export(self.run / name, self.out / name, CONFIG) as prepared:
+                    prepared.run(output, replace=True)
         return 0
 
     def action(self) -> int:

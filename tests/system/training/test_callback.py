@@ -241,10 +241,10 @@ def test_a_save_that_overtakes_its_export(
     run = run_exports.PreparedExport.run
     published: list[int | None] = []
 
-    def wait_then_run(self: Any, **kwargs: Any) -> Any:
+    def wait_then_run(self: Any, *args: Any, **kwargs: Any) -> Any:
         assert release.wait(60)
         published.append(self.save_point.global_step)
-        return run(self, **kwargs)
+        return run(self, *args, **kwargs)
 
     monkeypatch.setattr(run_exports.PreparedExport, "run", wait_then_run)
     finish = run_exports.RunExports.finish
@@ -278,10 +278,10 @@ def test_a_save_waits_for_an_export_that_reads_what_it_rewrites(
         waits.set()
         return wait_for(self, *args)
 
-    def run_when_waited_for(self: Any, **kwargs: Any) -> Any:
+    def run_when_waited_for(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.save_point.kind == "mid_epoch":
             assert waits.wait(60)
-        result = run(self, **kwargs)
+        result = run(self, *args, **kwargs)
         order.append(("export", self.save_point.global_step))
         return result
 
@@ -311,7 +311,7 @@ def test_a_hanging_filesystem_does_not_keep_the_run(
     short, long = ("END_OF_RUN_SECONDS", "INTERRUPTED_SECONDS")[:: 1 if end == "planned" else -1]
     monkeypatch.setattr(callback, short, 0.2)
     monkeypatch.setattr(callback, long, 1e6)
-    monkeypatch.setattr(run_exports.PreparedExport, "run", lambda self, **_: threading.Event().wait())
+    monkeypatch.setattr(run_exports.PreparedExport, "run", lambda self, *_, **__: threading.Event().wait())
     if end == "planned":
         status, records = train(world, save_path)
         assert status == 0

@@ -19,6 +19,7 @@ from eagle3_export.config import ExportConfig, parse_export_block
 from eagle3_export.documents.json_files import read_metadata
 from eagle3_export.errors import CheckpointError, ExportInvalidError, StorageError, UsageError
 from eagle3_export.export import export_checkpoint, prepare_export
+from eagle3_export.output_directory import OutputDirectory
 from eagle3_export.report.page import to_html
 from eagle3_export.report.runs import read_runs
 from eagle3_export.train import main as train
@@ -137,11 +138,14 @@ def test_only_an_export_is_ever_overwritten(tmp_path: Path) -> None:
     (tmp_path / "noted" / "notes.txt").write_text("mine")
     before = snapshot(tmp_path)
     for directory in (*(tmp_path / name for name in ("user", "models", "noted", "repository")), other):
-        with pytest.raises(StorageError, match=r"(holds .*|is no export)\. Only an export is ever replaced"):
+        with pytest.raises(
+            StorageError, match=r"(holds .*|is no export)\. Only an export of the same run is ever"
+        ):
             export_checkpoint(checkpoint, directory, overwrite=True)
     prepared = prepare_export(checkpoint, tmp_path / "user", ExportConfig())
-    with prepared, pytest.raises(StorageError, match=r"holds thesis\.tex"):
-        prepared.run(replace=True)
+    around = OutputDirectory.around(tmp_path / "user")
+    with prepared, around as output, pytest.raises(StorageError, match=r"holds thesis\.tex"):
+        prepared.run(output, replace=True)
     assert snapshot(tmp_path) == before
 
 
@@ -229,7 +233,7 @@ def test_a_removed_working_directory_has_no_traceback(
 
 
 def test_beside_the_root_there_is_nothing() -> None:
-    with pytest.raises(UsageError, match="Nothing can lie beside /"):
+    with pytest.raises(UsageError, match="The root directory is the save_path"):
         ExportConfig().resolve_output_dir("/")
 
 
@@ -273,8 +277,8 @@ def test_the_working_directory_is_no_output_directory_by_oversight() -> None:
 @pytest.fixture
 def private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory that may not be entered, also for root: lost+found, another user's."""
-    directory = tmp_path / "private"
-    directory.mkdir()
+    directory = tmp_path / "beside" / "private"
+    directory.mkdir(parents=True)
     stat = Path.stat
 
     def refuse(path: Path, **options: bool) -> os.stat_result:
@@ -287,14 +291,14 @@ def private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_private_directory_beside_the_export_does_not_matter(tmp_path: Path, private: Path) -> None:
-    run = write_checkpoint(tmp_path / "elsewhere" / "run" / "1").parent
+    run, out = write_checkpoint(tmp_path / "elsewhere" / "run" / "1").parent, private.parent
     for arguments in (
-        ("convert", str(run / "1"), str(tmp_path / "1")),
-        ("convert", "--all", str(run), str(tmp_path)),
+        ("convert", str(run / "1"), str(out / "1")),
+        ("convert", "--all", str(run), str(out)),
     ):
         answer = CliRunner().invoke(app, arguments)
         assert answer.exit_code == 0, answer.output
-    assert (tmp_path / "index.json").is_file()
+    assert (out / "index.json").is_file()
 
 
 @pytest.mark.parametrize(

@@ -270,7 +270,7 @@ class TestIndex:
     def test_an_empty_run(self):
         document = strict(to_json(build_index([])))
         assert (document["latest"], document["best"]) == (None, None)
-        assert set(document["reasons"]) == {"latest", "best"}
+        assert set(document["reasons"]) == {"run", "latest", "best"}
 
 
 class TestReading:

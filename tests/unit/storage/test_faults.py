@@ -18,6 +18,7 @@ import pytest
 from eagle3_export.config import ExportConfig
 from eagle3_export.errors import StorageError
 from eagle3_export.export import PreparedExport, export_checkpoint
+from eagle3_export.output_directory import OutputDirectory
 from eagle3_export.storage import copy
 from eagle3_export.storage.lock import output_lock
 from eagle3_export.training.run_exports import RunExports, Save
@@ -27,6 +28,9 @@ from tests.support.machine import program, require_root
 from tests.support.storage.filesystems import mounted
 
 NOBODY = 65534
+
+# What a run's output directory holds besides exports, and what mkfs makes.
+RUN_FILES = {"index.json", "latest", "best", "lost+found"}
 
 
 class Place:
@@ -43,9 +47,9 @@ class Place:
         export_checkpoint(self.next, self.out / name, self.config, **options)
 
     def require_untouched(self) -> None:
-        """The first export is whole, and nothing lies beside it."""
+        """The first export is whole, and no other lies beside it."""
         assert verify_export(self.out / "0", source=self.first).ok
-        assert [path.name for path in self.out.iterdir() if path.name != "lost+found"] == ["0"]
+        assert {path.name for path in self.out.iterdir()} - RUN_FILES == {"0"}
 
 
 @pytest.fixture
@@ -134,7 +138,7 @@ def test_training_goes_on_when_the_disk_is_full(
 ) -> None:
     place = Place(small_disk, tmp_path / "run")
     fill(small_disk, leave=50_000)
-    exports = RunExports(place.config, place.run, place.out)
+    exports = RunExports(place.config, place.run, OutputDirectory(place.out, place.run))
     with caplog.at_level(logging.WARNING):
         exports.export(Save("1"))
         exports.finish(30)
@@ -154,13 +158,15 @@ def test_a_rewrite_waits_for_the_export_unless_that_reads_a_private_clone(
     release = threading.Event()
     run = PreparedExport.run
     monkeypatch.setattr(
-        PreparedExport, "run", lambda self, **kwargs: (release.wait(30), run(self, **kwargs))[1]
+        PreparedExport, "run", lambda self, *args, **kwargs: (release.wait(30), run(self, *args, **kwargs))[1]
     )
     for directory, waits in ((reflink_directory / "rewrite", False), (ext4_directory / "rewrite", True)):
         release.clear()
         checkpoint = save_epoch(directory / "run" / "0")
         kept = shutil.copytree(checkpoint, directory / "kept")
-        exports = RunExports(ExportConfig(), directory / "run", directory / "out")
+        exports = RunExports(
+            ExportConfig(), directory / "run", OutputDirectory(directory / "out", directory / "run")
+        )
         exports.saves_rewrite_in_place = True  # as with safetensors before 0.8
         exports.export(Save("0"))
         assert exports.wait_for("0", 0.05) == (not waits)

@@ -1,0 +1,191 @@
+"""Which run a directory's exports are of, and whether the run at hand is that one.
+
+speculators gives a run no name, and nothing may be written into its save_path. So an output directory gets an
+identity when the first export comes: an id drawn once and the save_path, in index.json and in each metadata.json.
+A run is taken for the same one
+
+- at the same save_path, unless the trainer starts anew there, or every checkpoint that can be compared with an export
+  was saved anew and no later in training;
+- at another save_path (moved, copied, mirrored) if at least one checkpoint there is one that was exported, and none
+  contradicts an export of its name.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from eagle3_export.documents.index import index_line
+from eagle3_export.documents.schema import ExportMetadata, RunRecord
+from eagle3_export.errors import CheckpointError, Eagle3ExportError, UsageError
+from eagle3_export.speculators_format.checkpoint import Checkpoint, read_checkpoint
+from eagle3_export.speculators_format.run_files import INTERRUPTED, epoch_of, find_checkpoints
+from eagle3_export.speculators_format.save_point import save_point
+from eagle3_export.storage.faults import resolved, shown
+from eagle3_export.storage.fingerprint import newest_weights, sample_digest
+
+
+@dataclass(frozen=True)
+class Exported:
+    """One export of an output directory.
+
+    Attributes:
+        directory: where it is.
+        metadata: what its metadata.json says, under the name that the directory has now.
+    """
+
+    directory: Path
+    metadata: ExportMetadata
+
+    @cached_property
+    def index_line(self) -> str:
+        """Its entry in index.json."""
+        return index_line(self.metadata)
+
+    @cached_property
+    def save_path(self) -> str:
+        """Where the run that it is of saved; releases that did not record it recorded the checkpoint's path."""
+        if self.metadata.run is not None:
+            return self.metadata.run.save_path
+        return shown(run_of(Path(self.metadata.source.checkpoint)))
+
+
+def run_of(checkpoint: Path) -> Path:
+    """Returns the save_path that a checkpoint lies in; a checkpoint that is not named like one is a run of its own."""
+    named = epoch_of(checkpoint.name) is not None or checkpoint.name == INTERRUPTED
+    return checkpoint.parent if named else checkpoint
+
+
+def new_run(save_path: Path) -> RunRecord:
+    """Draws the identity of a run."""
+    return RunRecord(id=secrets.token_hex(8), save_path=shown(resolved(save_path)))
+
+
+def recorded_run(exports: Sequence[Exported]) -> RunRecord | None:
+    """Returns the run that most of these exports are of, for a directory whose index does not say.
+
+    Exports without an id get a new one, of the save_path that their checkpoints lay in.
+    """
+    if not exports:
+        return None
+    save_path = Counter(export.save_path for export in exports).most_common(1)[0][0]
+    known = [e.metadata.run for e in exports if e.metadata.run is not None and e.save_path == save_path]
+    return known[-1] if known else RunRecord(id=secrets.token_hex(8), save_path=save_path)
+
+
+def belongs_to(export: Exported, run: RunRecord, *save_paths: str) -> bool:
+    """Whether an export is of a run: it has the run's id, or was made from one of its save_paths."""
+    record = export.metadata.run
+    return (record is not None and record.id == run.id) or export.save_path in (run.save_path, *save_paths)
+
+
+def require_same_run(
+    output_dir: Path,
+    run: RunRecord,
+    exports: Sequence[Exported],
+    save_path: Path,
+    *,
+    fresh: bool | None = None,
+) -> None:
+    """Refuses a run whose exports would mix with another's.
+
+    Args:
+        run: whose exports lie in `output_dir`.
+        exports: those exports.
+        save_path: of the run at hand.
+        fresh: the trainer starts anew (True) or goes on where it was (False); None: look at the checkpoints.
+
+    Raises:
+        UsageError: it is another run.
+    """
+    if not exports or (fresh is False and _is_at(run, save_path)):
+        return
+    if fresh and any(epoch_of(export.directory.name) is not None for export in exports):
+        raise _another_run(output_dir, run, save_path)  # what is only `interrupted` is begun again
+    shared, contradictions = _compare(exports, save_path)
+    here = _is_at(run, save_path)
+    if not ((shared and here) or (not contradictions and (shared or here))):
+        raise _another_run(output_dir, run, save_path)
+
+
+def is_export_of(metadata: ExportMetadata, directory: Path, checkpoint: Path) -> bool:
+    """Whether an export was made from the checkpoint as it is now.
+
+    By what was recorded of its weight files, which a copy of either does not change; and at the same step where both
+    say one. Exports of releases that recorded nothing share the modification time of their weights.
+
+    Args:
+        metadata: of the export.
+        directory: of the export.
+        checkpoint: directory of the checkpoint.
+    """
+    try:
+        read = read_checkpoint(checkpoint)
+        step = read.training_state.global_step if read.training_state else None
+        if None not in (step, metadata.global_step) and step != metadata.global_step:
+            return False
+        return _same_weights(metadata, directory, read)
+    except (Eagle3ExportError, OSError, ValueError):
+        return False
+
+
+def _same_weights(metadata: ExportMetadata, directory: Path, checkpoint: Checkpoint) -> bool:
+    modified = newest_weights(checkpoint.directory)
+    recorded = metadata.source.fingerprint
+    if recorded is None:
+        return modified is not None and modified == newest_weights(directory)
+    files = {source.file.path: source.file for source in checkpoint.tensors.values()}.values()
+    if sum(file.size for file in files) != recorded.size:
+        return False
+    return modified == recorded.modified_ns or sample_digest(files) == recorded.sample_digest
+
+
+def _compare(exports: Sequence[Exported], save_path: Path) -> tuple[int, int]:
+    """Counts the checkpoints that were exported, and those that contradict an export of their name."""
+    by_name = {export.directory.name: export for export in exports}
+    shared = contradictions = 0
+    try:
+        checkpoints = find_checkpoints(save_path)
+    except CheckpointError:
+        checkpoints = []
+    if not checkpoints and run_of(save_path) == save_path:
+        checkpoints = [save_path]
+    for checkpoint in checkpoints:
+        export = by_name.get(checkpoint.name)
+        if export is None:
+            continue
+        if is_export_of(export.metadata, export.directory, checkpoint):
+            shared += 1
+        else:
+            contradictions += _contradicts(export.metadata, checkpoint)
+    return shared, contradictions
+
+
+def _contradicts(export: ExportMetadata, checkpoint: Path) -> bool:
+    """Whether a checkpoint that is not the exported one cannot be a later save of its epoch either."""
+    try:
+        point = save_point(read_checkpoint(checkpoint))
+    except (Eagle3ExportError, OSError):
+        return False  # being written, or damaged
+    if point.global_step is not None and export.global_step is not None:
+        return point.global_step <= export.global_step
+    # With --save-best an epoch is saved once. Otherwise releases before 0.7 record no step.
+    return point.kind == export.source.kind == "best"
+
+
+def _is_at(run: RunRecord, save_path: Path) -> bool:
+    return run.save_path == shown(resolved(save_path))
+
+
+def _another_run(output_dir: Path, run: RunRecord, save_path: Path) -> UsageError:
+    here = shown(resolved(save_path))
+    which = "an earlier run of" if _is_at(run, save_path) else "the run of"
+    return UsageError(
+        f"{shown(output_dir)} holds the exports of {which} {run.save_path}, not of the run that is in {here} now.",
+        why="Two runs never mix: one would replace the other's exports, and one index would list both.",
+        remedy="Choose another output directory, or move that one away.",
+    )
