@@ -28,7 +28,7 @@ from eagle3_export.documents.metadata import NOT_VALIDATED, with_measurement, wi
 from eagle3_export.documents.model_card import render_model_card
 from eagle3_export.documents.schema import ExportIndex, ExportMetadata, Measurement, RunRecord
 from eagle3_export.errors import ExportInvalidError, StorageError
-from eagle3_export.locate import locate_export
+from eagle3_export.locate import is_output_directory, locate_export
 from eagle3_export.run_identity import (
     Exported,
     belongs_to,
@@ -58,7 +58,14 @@ if TYPE_CHECKING:
 
     from eagle3_export.estimates.acceptance import AccuracySource
 
-__all__ = ["OutputDirectory", "locate_export", "read_exports", "replace_documents"]
+__all__ = [
+    "OutputDirectory",
+    "add_measurement",
+    "is_output_directory",
+    "locate_export",
+    "read_exports",
+    "replace_documents",
+]
 
 logger = logging.getLogger(__name__)
 
