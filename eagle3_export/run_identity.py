@@ -94,7 +94,8 @@ def require_same_run(
     """Refuses a run whose exports would mix with another's.
 
     Args:
-        run: whose exports lie in `output_dir`.
+        output_dir: where they would mix.
+        run: whose exports lie there.
         exports: those exports.
         save_path: of the run at hand.
         fresh: the trainer starts anew (True) or goes on where it was (False); None: look at the checkpoints.

@@ -37,6 +37,7 @@ def clean_leftovers(output_dir: Path, exports: Iterable[Path] = ()) -> list[Path
     what this user may not remove: a warning names that.
 
     Args:
+        output_dir: may be missing.
         exports: directories below it in which documents are replaced too.
 
     Returns:

@@ -38,6 +38,8 @@ ORDER = [
     # The way of one export, its last step first: nothing imports a step that comes after it.
     "export",
     "output_directory",
+    "locate",
+    "run_identity",
     "config",
     "compatibility",
     "sglang",
