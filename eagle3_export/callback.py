@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eagle3_export.compatibility.plan import raise_if_incompatible
 from eagle3_export.config import ExportConfig
 from eagle3_export.errors import CheckpointError, Eagle3ExportError, IncompatibleDraftError, UsageError
 from eagle3_export.export import ValidationMetrics
@@ -171,15 +172,13 @@ class SGLangExportCallback:
             findings, exports.verifier = check_before_training(trainer.model, self._config)
             offsets = getattr(getattr(trainer.model, "module", trainer.model), "d2t", None)
             exports.coverage = run_coverage(save_path, None if offsets is None else offsets.tolist())
-            obstacles = [finding for finding in findings if finding.level == "incompatible"]
             for finding in findings:
-                if finding not in obstacles:
+                if finding.level != "incompatible":
                     level = logging.INFO if finding.level == "info" else logging.WARNING
                     logger.log(
                         level, "%s [%s]: %s %s", finding.id, finding.level, finding.cause, finding.remedy
                     )
-            if obstacles:
-                raise IncompatibleDraftError(obstacles)
+            raise_if_incompatible(findings)
         except (IncompatibleDraftError, CheckpointError) as error:
             if self._config.on_incompatible == "error":
                 raise

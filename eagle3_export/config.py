@@ -13,15 +13,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from eagle3_export.errors import UsageError
-from eagle3_export.sglang.capabilities import parse_version
+from eagle3_export.sglang.capabilities import DEFAULT_SGLANG_VERSION, parse_version
+from eagle3_export.sglang.target import Runtime
 from eagle3_export.storage.faults import expanded, lies_in, resolved, shown
 from eagle3_export.storage.regular_file import read_regular_file
 
 BLOCK_NAME = "sglang_export"
-DEFAULT_SGLANG_VERSION = "0.5.23"
 MAX_CONFIG_BYTES = 16 << 20
-
-Runtime = Literal["auto", "stock", "exact"]
 Depth = Annotated[int, Field(ge=1, le=64)]
 
 

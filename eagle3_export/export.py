@@ -45,7 +45,7 @@ from eagle3_export.documents.schema import (
     Source,
     Weights,
 )
-from eagle3_export.errors import CheckpointError, IncompatibleDraftError, StorageError, UsageError
+from eagle3_export.errors import CheckpointError, StorageError, UsageError
 from eagle3_export.estimates.acceptance import AccuracySource, Coverage
 from eagle3_export.output_directory import OutputDirectory
 from eagle3_export.sglang.target import ServingTarget
@@ -53,7 +53,7 @@ from eagle3_export.speculators_format.checkpoint import Checkpoint, read_checkpo
 from eagle3_export.speculators_format.run_files import is_save_path
 from eagle3_export.speculators_format.save_point import SavePoint, save_point, validation_metrics
 from eagle3_export.speculators_format.token_frequencies import run_coverage
-from eagle3_export.speculators_format.verifier import Verifier, read_verifier
+from eagle3_export.speculators_format.verifier import Verifier, VerifierSearch, find_verifier
 from eagle3_export.speculators_format.vocabulary import vocabulary_offsets
 from eagle3_export.storage.copy import WriteReport
 from eagle3_export.storage.faults import os_errors, resolved, shown
@@ -278,15 +278,13 @@ def prepare_export(
 
 def _checked(checkpoint: Checkpoint, config: ExportConfig, verifier: Verifier | None) -> ServingPlan:
     """How SGLang serves the draft: the findings, and its names and config translated."""
-    target = ServingTarget(
-        sglang_version=config.sglang_version,
-        runtime=config.runtime,
-        verifier=verifier or read_verifier(checkpoint.draft.verifier_name),
+    name = checkpoint.draft.verifier_name
+    search = (
+        VerifierSearch(name, verifier) if verifier else find_verifier(name, checkpoint=checkpoint.directory)
     )
+    target = ServingTarget.found(config.sglang_version, config.runtime, search)
     plan = plan_serving(checkpoint, target, keep_embed_tokens=config.embed_tokens == "keep")
-    obstacles = [finding for finding in plan.findings if finding.level == "incompatible"]
-    if obstacles:
-        raise IncompatibleDraftError(obstacles)
+    plan.raise_if_incompatible()
     return plan
 
 

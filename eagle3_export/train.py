@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import yaml
 
-from eagle3_export.compatibility.plan import check_training
+from eagle3_export.compatibility.plan import check_training, raise_if_incompatible
 from eagle3_export.config import (
     BLOCK_NAME,
     ExportConfig,
@@ -21,9 +21,9 @@ from eagle3_export.config import (
     read_export_block,
     validated,
 )
-from eagle3_export.errors import Eagle3ExportError, IncompatibleDraftError, UsageError
+from eagle3_export.errors import Eagle3ExportError, UsageError
 from eagle3_export.sglang.target import ServingTarget
-from eagle3_export.speculators_format.verifier import read_verifier
+from eagle3_export.speculators_format.verifier import find_verifier
 from eagle3_export.training.rank_environment import complete_launch_environment, is_rank_zero
 
 if TYPE_CHECKING:
@@ -202,12 +202,9 @@ def _refuse_early(arguments: Mapping[str, Any], config: ExportConfig) -> None:
     """
     if config.on_incompatible != "error":
         return
-    verifier = read_verifier(arguments.get("verifier_name_or_path"))
-    target = ServingTarget(config.sglang_version, config.runtime, verifier)
-    findings = check_training(arguments, verifier, target)
-    obstacles = [finding for finding in findings if finding.level == "incompatible"]
-    if obstacles:
-        raise IncompatibleDraftError(obstacles)
+    search = find_verifier(arguments.get("verifier_name_or_path"))
+    target = ServingTarget.found(config.sglang_version, config.runtime, search)
+    raise_if_incompatible(check_training(arguments, target))
 
 
 def _run(train_config: Any, callback: SGLangExportCallback) -> None:

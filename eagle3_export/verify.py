@@ -6,11 +6,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from eagle3_export.compatibility.findings import Finding
+from eagle3_export.compatibility.findings import Finding, incompatible
 from eagle3_export.compatibility.plan import check_draft
 from eagle3_export.documents.json_files import read_metadata
 from eagle3_export.documents.schema import ExportMetadata
@@ -19,15 +19,14 @@ from eagle3_export.export import CONFIG_FILE, METADATA_FILE, MODEL_CARD_FILE, WE
 from eagle3_export.numeric.compare import TOLERANCE, NumericReport, verify_numeric
 from eagle3_export.output_directory import locate_export
 from eagle3_export.sglang.aux_layers import may_encode
-from eagle3_export.sglang.config import translate_config
-from eagle3_export.sglang.exported import read_exported_draft
+from eagle3_export.sglang.config import read_exported_draft, translate_config
 from eagle3_export.sglang.names import translate_names
 from eagle3_export.sglang.target import ServingTarget
 from eagle3_export.speculators_format.checkpoint import Checkpoint, read_checkpoint
 from eagle3_export.speculators_format.draft import Draft
-from eagle3_export.speculators_format.fields import read_json_object
+from eagle3_export.speculators_format.fields import EXPORT, read_json_object
 from eagle3_export.speculators_format.tensors import check_layout, expected_shapes, float_dtype
-from eagle3_export.speculators_format.verifier import read_verifier
+from eagle3_export.speculators_format.verifier import find_verifier
 from eagle3_export.speculators_format.vocabulary import check_vocabulary
 from eagle3_export.storage.faults import os_errors, shown
 from eagle3_export.storage.finite import non_finite_tensors
@@ -180,7 +179,7 @@ class _ExportedConfig:
 
 
 def _read_config(path: Path) -> _ExportedConfig:
-    content = read_json_object(path)
+    content = read_json_object(path, origin=EXPORT)
     return _ExportedConfig(path, content, read_exported_draft(content, str(path)))
 
 
@@ -195,9 +194,7 @@ def _check_findings(
     findings = report.run("findings", lambda: _findings(config.value.draft, metadata.value))
     report.findings = [found for several in findings.found for found in several]
     report.problems += [
-        ("findings", f"[{found.id}] {found.cause} {found.remedy}")
-        for found in report.findings
-        if found.level == "incompatible"
+        ("findings", f"[{found.id}] {found.cause} {found.remedy}") for found in incompatible(report.findings)
     ]
 
 
@@ -226,7 +223,8 @@ def _check_weights(
         lambda: _require_layout(config.value.draft, sources(), file.value.path),
     )
     report.run(
-        "vocabulary map", lambda: check_vocabulary(config.value.draft, sources(), str(file.value.path))
+        "vocabulary map",
+        lambda: check_vocabulary(config.value.draft, sources(), str(file.value.path), EXPORT),
     )
     report.run("finite values", lambda: _require_finite(_stored(file.value), file.value.path))
 
@@ -237,7 +235,7 @@ def _stored(file: SafetensorsFile) -> list[tuple[str, TensorSource]]:
 
 def _require_layout(draft: Draft, sources: Mapping[str, TensorSource], path: Path) -> None:
     entries = {name: source.entry for name, source in sources.items()}
-    check_layout(draft, entries, str(path))
+    check_layout(draft, entries, str(path), EXPORT)
     if draft.dtype != float_dtype(entries):
         raise ExportInvalidError(
             f"{path} holds {float_dtype(entries)}, its config says {draft.dtype}.",
@@ -316,11 +314,8 @@ def _draft_window(launch_arguments: Sequence[str]) -> int | None:
 
 
 def _findings(draft: Draft, metadata: ExportMetadata) -> list[Finding]:
-    verifier = read_verifier(metadata.source.verifier)
-    return check_draft(
-        replace(draft, verifier_name=metadata.source.verifier),
-        ServingTarget(metadata.sglang.version, verifier=verifier),
-    )
+    search = find_verifier(metadata.source.verifier, checkpoint=Path(metadata.source.checkpoint))
+    return check_draft(draft, ServingTarget.found(metadata.sglang.version, "auto", search))
 
 
 def _require_matching_metadata(

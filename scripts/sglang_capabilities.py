@@ -24,7 +24,7 @@ from sglang_target_classes import TargetClasses, Wheel, derive_target_classes
 from eagle3_export.sglang.capabilities import RELEASES, Capabilities, capabilities
 
 TABLE = Path(__file__).parents[1] / "eagle3_export" / "sglang" / "aux_layer_table.py"
-DRAFT, LLAMA, REGISTRY = (f"sglang/srt/models/{name}.py" for name in ("llama_eagle3", "llama", "registry"))
+DRAFT, LLAMA = "sglang/srt/models/llama_eagle3.py", "sglang/srt/models/llama.py"
 
 
 def fetch_wheel(version: str, directory: Path) -> Wheel:
@@ -61,17 +61,12 @@ def derive_capabilities(version: str, wheel: Wheel) -> Capabilities:
         version=version,
         multiple_layers="config.num_hidden_layers" in draft
         and "currently only supports 1 layer" not in draft,
-        layer_names=bool(re.search(r"self\.layers\b", draft)),
         fc_norm="fc_norm" in keys,
         norm_output="norm_output" in keys,
         aux_count="num_aux_hidden_states" in keys,
         norm_before_fc="norm_before_fc" in keys,
-        null_draft_vocab="load_lm_head_from_target" in draft,
-        skips_idle="idle batch" in draft,
-        mrope="mrope_section" in draft,
         window_flag="speculative_draft_window_size" in draft,
         rope_parameters="rope_parameters" in config_keys(llama),
-        external_models="EXTERNAL_MODEL_PACKAGE" in wheel.read(REGISTRY),
         plugins=any('"sglang.srt.plugins"' in wheel.read(name) for name in plugin_files),
         draft_quantization_flag="speculative_draft_model_quantization" in flags,
         transformers=pin[1] if pin else "",

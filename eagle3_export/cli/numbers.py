@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from eagle3_export.cli.output import Json, answer, answer_drawn, echo, print_json, reporting
+from eagle3_export.cli.output import (
+    Json,
+    answer,
+    answer_drawn,
+    echo,
+    echo_findings_briefly,
+    print_json,
+    reporting,
+)
 from eagle3_export.errors import UsageError
 
 if TYPE_CHECKING:
@@ -234,7 +242,7 @@ def _sweep(
     api_key: str | None,
     as_json: bool,
 ) -> None:
-    from eagle3_export.launch import draft_arguments
+    from eagle3_export.launch import draft_arguments, pair_with_target
     from eagle3_export.measure.sweep import DEFAULT_TEMPLATE, Sweep, sweep_depths
 
     if target is None:
@@ -245,6 +253,8 @@ def _sweep(
         raise UsageError(
             f"--sweep {depths!r} is no list of depths.", remedy="Write it like 16,10,5."
         ) from None
+    pair = pair_with_target(export, target)
+    echo_findings_briefly(pair.findings, pair.directory)
     plan = Sweep(
         target,
         lambda depth: draft_arguments(export, target, depth),

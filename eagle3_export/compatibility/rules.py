@@ -1,222 +1,264 @@
-"""The rules: what a draft needs, what a release computes, and the findings that follow."""
+"""Every rule of the house but those on rotary embeddings and on the target, in the order of their findings.
+
+A rule is one row: when it applies, how serious that is, and its words. The README explains the same ids.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
 
-from eagle3_export.compatibility.findings import Finding, Level, finding
-from eagle3_export.sglang.aux_layer_table import TARGET_CLASSES
-from eagle3_export.sglang.aux_layers import AuxEncoding, encode_aux_layer_ids, first_supporting
-from eagle3_export.sglang.capabilities import (
-    NEWEST,
-    OLDEST,
-    PLUGIN_PROVEN_ON,
-    Capabilities,
-    capabilities,
-    parse_version,
+from eagle3_export.compatibility.case import Case, Rule, Unmet, When
+from eagle3_export.compatibility.findings import Finding, Level
+from eagle3_export.compatibility.rope_rules import ROPE_RULES
+from eagle3_export.compatibility.target_rules import TARGET_RULES
+from eagle3_export.sglang.capabilities import NEWEST, OLDEST, PLUGIN_PROVEN_ON, parse_version
+
+RELEASE_RULES: tuple[Rule, ...] = (
+    Rule(
+        "release-unknown",
+        When("info", lambda case: parse_version(case.target.sglang_version) > parse_version(NEWEST)),
+        "SGLang {case.target.sglang_version} is newer than {case.newest}, the newest release that this package knows.",
+        "Update eagle3-export, or check the export with eagle3-export verify --numeric.",
+    ),
+    Rule(
+        "release-too-old",
+        When("incompatible", lambda case: parse_version(case.target.sglang_version) < parse_version(OLDEST)),
+        "SGLang {case.target.sglang_version} is older than {case.oldest}, the oldest release that this package knows.",
+        "Serve with SGLang {case.oldest} or later.",
+    ),
 )
-from eagle3_export.sglang.rope import SHARED_TYPES, context_length, rope_fields, rope_findings
-from eagle3_export.sglang.server_arguments import window_argument
-from eagle3_export.sglang.target import ServingTarget
-from eagle3_export.speculators_format.draft import Draft
+
+# What stock SGLang drops or computes differently. Those that the plugin computes come last.
+NEEDS: tuple[Rule, ...] = (
+    Rule(
+        "multiple-layers",
+        Unmet(lambda draft, known: draft.num_layers > 1 and not known.multiple_layers),
+        "The draft has {case.draft.num_layers} decoder layers; SGLang {case.version} takes exactly one (from 0.5.12 "
+        "any number).",
+        "Serve with SGLang 0.5.12 or later, or train with --num-layers 1.",
+    ),
+    Rule(
+        "fc-norm",
+        Unmet(lambda draft, known: draft.fc_norm and not known.fc_norm),
+        "fc_norm is on; SGLang {case.version} drops its tensors (from 0.5.12 it does not).",
+        "Serve with SGLang 0.5.12 or later, or train without --fc-norm.",
+    ),
+    Rule(
+        "norm-output",
+        Unmet(lambda draft, known: draft.norm_output and not known.norm_output),
+        "norm_output is on; SGLang {case.version} hands on the hidden state before the norm (from 0.5.12 it does "
+        "not). Measured: acceptance length 2.88 instead of 4.96 (toy verifier, 4 steps).",
+        "Serve with SGLang 0.5.12 or later, or train with --no-norm-output.",
+    ),
+    Rule(
+        "aux-layer-count",
+        Unmet(lambda draft, known: draft.num_aux_layers != 3 and not known.aux_count),
+        "The draft takes {case.draft.num_aux_layers} aux hidden states; SGLang {case.version} always takes 3 (from "
+        "0.5.12 any number).",
+        "Serve with SGLang 0.5.12 or later, or train with three --target-layer-ids.",
+    ),
+    Rule(
+        "activation",
+        Unmet(lambda draft, known: draft.hidden_act != "silu"),
+        "The draft's MLP uses {case.draft.hidden_act}; SGLang's draft class raises for anything but silu.",
+        "Train with --draft-hidden-act silu.",
+    ),
+    Rule(
+        "sliding-window-of-one",
+        Unmet(lambda draft, known: 1 in draft.sliding_windows),
+        "A draft layer sees one key, the query's own; SGLang takes windows of at least two.",
+        "Train with a larger --sliding-window.",
+    ),
+    Rule(
+        "norm-before-fc",
+        Unmet(lambda draft, known: draft.norm_before_fc and not known.norm_before_fc, by_plugin=True),
+        "norm_before_fc is on; SGLang {case.version} has no input_norm and drops its tensor (from 0.5.17 it does "
+        "not). Measured: acceptance length 4.59 instead of 4.96 (toy verifier, 4 steps).",
+        "Serve with SGLang 0.5.17 or later, or train with --no-norm-before-fc.",
+    ),
+    Rule(
+        "single-aux-layer",
+        Unmet(lambda draft, known: draft.num_aux_layers == 1, by_plugin=True),
+        "The draft takes one aux hidden state. SGLang tells aux hidden states from its own by their width, so stock "
+        "skips fc here.",
+        "Install eagle3-export in the serving environment, or train with more than one of --target-layer-ids.",
+    ),
+    Rule(
+        "qk-norm",
+        Unmet(lambda draft, known: draft.qk_norm, by_plugin=True),
+        "The draft has Qwen3 layers; stock SGLang drops their q_norm and k_norm.",
+        "Install eagle3-export in the serving environment, or train with --draft-arch llama.",
+    ),
+    Rule(
+        "attention-bias",
+        Unmet(lambda draft, known: draft.attention_bias, by_plugin=True),
+        "The attention projections have biases; stock SGLang drops those of q, k and v.",
+        "Install eagle3-export in the serving environment, or train with attention_bias false.",
+    ),
+    Rule(
+        "mlp-bias",
+        Unmet(lambda draft, known: draft.mlp_bias, by_plugin=True),
+        "The MLP projections have biases; stock SGLang drops them.",
+        "Install eagle3-export in the serving environment, or train with mlp_bias false.",
+    ),
+    Rule(
+        "trained-embeddings",
+        Unmet(lambda draft, known: draft.embed_requires_grad, by_plugin=True),
+        "The draft's embedding was trained (embed_requires_grad); stock SGLang puts the target's in its place.",
+        "Install eagle3-export in the serving environment, or train without --embed-requires-grad.",
+    ),
+    Rule(
+        "sliding-window-per-layer",
+        Unmet(lambda draft, known: known.window_flag and len(set(draft.sliding_windows)) > 1, by_plugin=True),
+        "The draft layers see {case.windows} keys; SGLang's flag gives all of them the same window.",
+        "Install eagle3-export in the serving environment, or train with one window or full attention "
+        "(--sliding-window, --full-attention-indices).",
+    ),
+)
 
 
-@dataclass(frozen=True)
-class Assessment:
-    """Everything decided about one draft on one target.
-
-    Attributes:
-        requires: ids of the findings that only the plugin's class resolves; empty: stock serves the export.
-        encoding: the aux layer ids to write.
-    """
-
-    findings: list[Finding]
-    requires: list[str]
-    encoding: AuxEncoding
+def _residual(case: Case) -> Level | None:
+    """norm_before_residual is inexact in stock; any class of the plugin computes it."""
+    if not case.draft.norm_before_residual:
+        return None
+    if case.requires or (case.target.runtime == "exact" and case.known.runs_plugin):
+        return "info"
+    return "inexact" if case.target.runtime == "auto" else "incompatible"
 
 
-def assess(
-    draft: Draft, target: ServingTarget, *, holds_embeddings: bool = True, keep_embed_tokens: bool = True
-) -> Assessment:
-    """Applies every rule.
-
-    Args:
-        holds_embeddings: the checkpoint has `embed_tokens.weight`; keep_embed_tokens: the export will.
-
-    Raises:
-        UsageError: `target.sglang_version` is no version.
-    """
-    known = capabilities(target.sglang_version)
-    findings = list(_release_findings(target.sglang_version))
-    requires: list[str] = []
-    for identifier, by_plugin in unmet_needs(draft, known):
-        resolved = by_plugin and known.runs_plugin and target.runtime != "stock"
-        findings.append(finding(identifier, "info" if resolved else "incompatible", **_values(draft, known)))
-        requires += [identifier] if resolved else []
-    findings += _residual_findings(draft, target, known, requires)
-    findings += _embedding_findings(draft, holds_embeddings, keep_embed_tokens)
-    findings += _window_findings(draft, target, known)
-    findings += rope_findings(draft, known, stock_only=target.runtime == "stock")
-    findings += _context_findings(draft, target)
-    encoding = encode_aux_layer_ids(
-        draft.aux_layer_ids, _architecture(draft, target), _layers(target), known.version
-    )
-    findings += _verifier_findings(draft, target, known, encoding)
-    if requires:
-        findings.append(finding("plugin-required", "info", reasons=", ".join(requires)))
-        if known.version not in PLUGIN_PROVEN_ON:
-            proven = ", ".join(PLUGIN_PROVEN_ON)
-            findings.append(finding("plugin-unproven", "info", version=target.sglang_version, proven=proven))
-    return Assessment(findings, requires, encoding)
+def _window_ignored(case: Case) -> Level | None:
+    if case.smallest_window is None or case.known.window_flag:
+        return None
+    return "inexact" if case.target.runtime == "auto" else "incompatible"
 
 
-def _release_findings(version: str) -> Iterator[Finding]:
-    if parse_version(version) > parse_version(NEWEST):
-        yield finding("release-unknown", "info", version=version, newest=NEWEST)
-    if parse_version(version) < parse_version(OLDEST):
-        yield finding("release-too-old", "incompatible", version=version, oldest=OLDEST)
-
-
-def unmet_needs(draft: Draft, known: Capabilities) -> Iterator[tuple[str, bool]]:
-    """(finding, whether the plugin computes it) for all that stock of this release does not compute."""
-    windows = set(draft.sliding_windows)
-    table: tuple[tuple[str, bool, bool], ...] = (
-        ("multiple-layers", draft.num_layers > 1 and not known.multiple_layers, False),
-        ("fc-norm", draft.fc_norm and not known.fc_norm, False),
-        ("norm-output", draft.norm_output and not known.norm_output, False),
-        ("aux-layer-count", draft.num_aux_layers != 3 and not known.aux_count, False),
-        ("activation", draft.hidden_act != "silu", False),
-        ("sliding-window-of-one", 1 in windows, False),
-        ("norm-before-fc", draft.norm_before_fc and not known.norm_before_fc, True),
-        ("single-aux-layer", draft.num_aux_layers == 1, True),
-        ("qk-norm", draft.qk_norm, True),
-        ("attention-bias", draft.attention_bias, True),
-        ("mlp-bias", draft.mlp_bias, True),
-        ("trained-embeddings", draft.embed_requires_grad, True),
-        ("sliding-window-per-layer", known.window_flag and len(windows) > 1, True),
-    )
-    for identifier, unmet, by_plugin in table:
-        if unmet:
-            yield identifier, by_plugin
-
-
-def _values(draft: Draft, known: Capabilities) -> dict[str, Any]:
-    """What the wordings of unmet needs may name."""
-    count = draft.num_layers if draft.num_layers > 1 else draft.num_aux_layers
-    windows = ", ".join("all" if window is None else str(window) for window in draft.sliding_windows)
-    return {"version": known.version, "count": count, "activation": draft.hidden_act, "windows": windows}
-
-
-def _residual_findings(
-    draft: Draft, target: ServingTarget, known: Capabilities, requires: list[str]
-) -> list[Finding]:
-    """norm_before_residual: inexact in stock; any class of the plugin computes it."""
-    if not draft.norm_before_residual:
-        return []
-    level: Level = "inexact"
-    if requires or (target.runtime == "exact" and known.runs_plugin):
-        level = "info"
-        requires.append("norm-before-residual")
-    elif target.runtime != "auto":
-        level = "incompatible"
-    how = " and export with runtime: auto" if target.runtime == "stock" else ""
-    return [finding("norm-before-residual", level, how=how)]
-
-
-def _embedding_findings(draft: Draft, held: bool, kept: bool) -> Iterator[Finding]:
-    if draft.embed_requires_grad and not held:
-        yield finding("missing-trained-embeddings", "incompatible")
-    elif draft.embed_requires_grad and not kept:
-        yield finding("dropped-trained-embeddings", "incompatible")
-    elif not held:
-        yield finding("embeddings-absent", "info")
-
-
-def _window_findings(draft: Draft, target: ServingTarget, known: Capabilities) -> Iterator[Finding]:
-    windows = set(draft.sliding_windows)
-    if windows == {None}:
-        return
-    if not known.window_flag:
-        level: Level = "inexact" if target.runtime == "auto" else "incompatible"
-        window = min(window for window in windows if window is not None)
-        yield finding("sliding-window-ignored", level, window=window, version=known.version)
-    elif (argument := window_argument(draft.sliding_windows)) is not None:
-        yield finding("sliding-window", "info", window=draft.sliding_windows[0], argument=argument)
-
-
-def draft_context_length(draft: Draft) -> int:
-    """The context length that SGLang derives from the exported config."""
-    length = context_length({"max_position_embeddings": draft.max_position_embeddings, **rope_fields(draft)})
-    return length if length is not None else draft.max_position_embeddings
-
-
-def _context_findings(draft: Draft, target: ServingTarget) -> Iterator[Finding]:
-    theirs = context_length(target.verifier.config) if target.verifier is not None else None
-    if draft.rope.type in SHARED_TYPES and theirs is not None and draft_context_length(draft) < theirs:
-        yield finding("context-length", "info", draft=draft_context_length(draft), verifier=theirs)
-
-
-def _class_advice(architecture: str) -> str:
-    since = first_supporting(architecture)
-    if since is None:
-        return f"Serve a target class that can; up to SGLang {NEWEST} {architecture} cannot."
-    return f"Serve with a release in which it can; the first is SGLang {since}."
-
-
-def _architecture(draft: Draft, target: ServingTarget) -> str | None:
-    known = target.verifier.architectures if target.verifier is not None else ()
-    candidates = known or draft.verifier_architectures
-    # SGLang takes the first class that it knows (0.5.23, `ModelRegistry.resolve_model_cls`).
-    return next((name for name in candidates if name in TARGET_CLASSES), next(iter(candidates), None))
-
-
-def _layers(target: ServingTarget) -> int | None:
-    return target.verifier.num_hidden_layers if target.verifier is not None else None
-
-
-def _verifier_findings(
-    draft: Draft, target: ServingTarget, known: Capabilities, encoding: AuxEncoding
-) -> Iterator[Finding]:
-    architecture, verifier = _architecture(draft, target), target.verifier
-    if not encoding.class_supported:
-        yield finding(
-            "target-class",
-            "incompatible",
-            architecture=architecture,
-            version=known.version,
-            advice=_class_advice(architecture or ""),
-        )
-    elif not encoding.exact:
-        yield finding(
-            "aux-layers",
-            "incompatible",
-            version=known.version,
-            trained=list(draft.aux_layer_ids) if draft.aux_layer_ids else "[2, n // 2, n - 3]",
-            architecture=architecture or "most target classes",
-            why=encoding.problem,
-        )
-    if draft.aux_layer_ids is None and _generator_counts_outputs(draft.speculators_version):
-        yield finding("aux-layers-not-recorded", "inexact", version=draft.speculators_version)
-    if verifier is None:
-        name = f" ({draft.verifier_name})" if draft.verifier_name else ""
-        yield finding("verifier-unknown", "info", name=name, assumed=architecture or "most target classes")
-        return
-    pairs = (
-        ("hidden_size", draft.hidden_size, verifier.hidden_size),
-        ("vocab_size", draft.vocab_size, verifier.vocab_size),
-    )
-    for what, mine, theirs in pairs:
-        if theirs is not None and mine != theirs:
-            yield finding("verifier-mismatch", "incompatible", what=what, draft=mine, verifier=theirs)
-    if None not in (draft.dtype, verifier.dtype) and draft.dtype != verifier.dtype:
-        yield finding("draft-dtype", "info", dtype=draft.dtype, verifier=verifier.dtype)
-    if verifier.quantization is not None and known.draft_quantization_flag:
-        yield finding("draft-quantization", "info", method=verifier.quantization)
-
-
-def _generator_counts_outputs(speculators_version: str | None) -> bool:
+def _counts_outputs(case: Case) -> bool:
     """speculators 0.3 and 0.4, `data_generation/custom_worker.py:_patched_forward` captures after the layer."""
-    return speculators_version is not None and re.match(r"0\.[34]\.", speculators_version) is not None
+    version = case.draft.speculators_version or ""
+    return case.draft.aux_layer_ids is None and re.match(r"0\.[34]\.", version) is not None
+
+
+_RESIDUAL_CAUSE = (
+    "norm_before_residual is on; no stock SGLang computes it. Measured with speculators' defaults: acceptance length "
+    "1.510 instead of 1.516 (SmolLM2-135M, 3 steps), 4.90 instead of 4.96 (toy verifier, 4 steps)."
+)
+RESIDUAL_RULES: tuple[Rule, ...] = (
+    Rule(
+        "norm-before-residual",
+        lambda case: _residual(case) if case.target.runtime != "stock" else None,
+        _RESIDUAL_CAUSE,
+        "Train with --no-norm-before-residual, or install eagle3-export in the serving environment.",
+    ),
+    Rule(
+        "norm-before-residual",
+        lambda case: _residual(case) if case.target.runtime == "stock" else None,
+        _RESIDUAL_CAUSE,
+        "Train with --no-norm-before-residual, or install eagle3-export in the serving environment and export with "
+        "runtime: auto.",
+    ),
+)
+
+DRAFT_RULES: tuple[Rule, ...] = (
+    *RESIDUAL_RULES,
+    Rule(
+        "missing-trained-embeddings",
+        When("incompatible", lambda case: case.draft.embed_requires_grad and not case.holds_embeddings),
+        "The draft's embedding was trained (embed_requires_grad), but the checkpoint does not hold it.",
+        "Save the checkpoint again with embed_tokens.weight.",
+    ),
+    Rule(
+        "dropped-trained-embeddings",
+        When(
+            "incompatible",
+            lambda case: (
+                case.draft.embed_requires_grad and case.holds_embeddings and not case.keep_embed_tokens
+            ),
+        ),
+        "The draft's embedding was trained (embed_requires_grad), and embed_tokens: drop leaves it out.",
+        "Set embed_tokens: keep.",
+    ),
+    Rule(
+        "embeddings-absent",
+        When("info", lambda case: not case.draft.embed_requires_grad and not case.holds_embeddings),
+        "The checkpoint holds no embed_tokens.weight; SGLang uses the target's embedding.",
+        "Nothing, as long as the target is the verifier that the draft was trained for.",
+    ),
+    Rule(
+        "sliding-window",
+        When("info", lambda case: case.known.window_flag and case.window_argument is not None),
+        "Every draft layer sees {case.smallest_window} keys, the query's own included. SGLang reads no window from a "
+        "config. In longer contexts training let TTT step k also see its k drafted tokens on top; serving does not.",
+        "Serve with --speculative-draft-window-size {case.window_argument}: SGLang does not count the query itself.",
+    ),
+    Rule(
+        "sliding-window-ignored",
+        _window_ignored,
+        "Every draft layer sees {case.smallest_window} keys; SGLang {case.version} has no window for drafts (0.5.12 "
+        "and later do), so beyond that context length it computes something else.",
+        "Serve with SGLang 0.5.12 or later, or train with --full-attention-indices.",
+    ),
+    Rule(
+        "aux-layers-not-recorded",
+        When("inexact", _counts_outputs),
+        "speculators {case.draft.speculators_version} recorded no aux layer ids, and its own data generator counted "
+        "layer outputs: its default is the inputs of [3, n // 2 + 1, n - 2]. Exported for the inputs of "
+        "[2, n // 2, n - 3], as later releases and vLLM read it.",
+        "If that generator made the hidden states, put those ids into eagle_aux_hidden_state_layer_ids in the "
+        "checkpoint's config.json and export again.",
+    ),
+)
+
+PLUGIN_RULES: tuple[Rule, ...] = (
+    Rule(
+        "plugin-required",
+        When("info", lambda case: case.requires),
+        "The export names a class of the plugin, because stock SGLang would not compute: {case.required}.",
+        "Install eagle3-export in the serving environment; its plugin computes it. Without it SGLang refuses to load "
+        "the draft.",
+    ),
+    Rule(
+        "plugin-unproven",
+        When("info", lambda case: case.requires and case.version not in PLUGIN_PROVEN_ON),
+        "The plugin has not been run on SGLang {case.target.sglang_version}, only on {case.proven}.",
+        "Serve with one of those releases, or check the export with eagle3-export verify --numeric.",
+    ),
+)
+
+# What a training config may say, seen as `speculators_format.training_config.PlannedDraft`.
+TRAINING_RULES: tuple[Rule, ...] = (
+    Rule(
+        "not-eagle3",
+        lambda planned: "incompatible" if planned.kind != "eagle3" else None,
+        "speculator_type is {case.kind}.",
+        "Train with --speculator-type eagle3, or without the export.",
+    ),
+    Rule(
+        "draft-unknown",
+        lambda planned: "info" if planned.problem is not None else None,
+        "What will be trained is defined by {case.source}, which cannot be read: {case.problem}",
+        "Check that path; each save is checked again.",
+    ),
+)
+
+RULES: tuple[Rule, ...] = (
+    *RELEASE_RULES,
+    *NEEDS,
+    *DRAFT_RULES,
+    *ROPE_RULES,
+    *TARGET_RULES,
+    *PLUGIN_RULES,
+)
+FINDING_IDS: tuple[str, ...] = tuple(dict.fromkeys(rule.id for rule in (*RULES, *TRAINING_RULES)))
+
+
+def with_requirements(case: Case) -> Case:
+    """The case with the ids of the findings that only the plugin's class resolves; none: stock serves the export."""
+    needed = tuple(rule.id for rule in NEEDS if rule.level(case) == "info")
+    case = replace(case, requires=needed)
+    return replace(case, requires=(*needed, "norm-before-residual")) if _residual(case) == "info" else case
+
+
+def apply_rules(rules: tuple[Rule, ...], case: object) -> tuple[Finding, ...]:
+    """The findings of a case, in the order of the rules."""
+    return tuple(found for rule in rules if (found := rule.apply(case)) is not None)

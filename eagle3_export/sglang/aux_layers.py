@@ -7,7 +7,7 @@ class makes of configured ids differs by class and release; `aux_layer_table.py`
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from eagle3_export.sglang.aux_layer_table import TARGET_CLASSES
@@ -157,6 +157,31 @@ def encode_aux_layer_ids(
     if not candidates:
         return result(None, _reason(trained, found, num_layers))
     return result(max(candidates, key=lambda ids: _releases(result(ids))))
+
+
+def exported_encoding(
+    ids: tuple[int, ...] | None,
+    trained: tuple[int, ...] | None,
+    architecture: str | None,
+    num_layers: int | None,
+    release: str,
+) -> AuxEncoding:
+    """What ids that are written already make a target's class capture.
+
+    Args:
+        ids: as the export's config.json has them, None where it leaves SGLang's default.
+        trained: ids trained on, None for the default, [2, n // 2, n - 3].
+        architecture: the target's class, None when unknown.
+        num_layers: of the target, None when unknown.
+        release: of SGLang.
+    """
+    found = behaviour(architecture, release)
+    encoding = AuxEncoding(ids, found is not None, True, "", trained, architecture, num_layers)
+    if found is None or encoding.works_in(release):
+        return encoding
+    captured = found.captured(ids, num_layers)
+    problem = f"those ids make it capture {list(captured)}" if captured else "it cannot capture those ids"
+    return replace(encoding, exact=False, problem=problem)
 
 
 def may_encode(ids: Sequence[int] | None, trained: tuple[int, ...] | None) -> bool:

@@ -27,6 +27,8 @@ RELEASES: tuple[str, ...] = (
     *("0.5.20", "0.5.21", "0.5.22", "0.5.23"),
 )
 OLDEST, NEWEST = RELEASES[0], RELEASES[-1]
+# The release that exports are for unless the user names one.
+DEFAULT_SGLANG_VERSION = NEWEST
 
 # Releases on which the plugin's classes were run against real SGLang by this package's own tests.
 PLUGIN_PROVEN_ON: tuple[str, ...] = (
@@ -40,15 +42,12 @@ class Capabilities:
 
     Attributes:
         multiple_layers: more than one decoder layer (`models/llama_eagle3.py`; before, it raises).
-        layer_names: also loads `layers.0.*`, not only `midlayer.*` (same file, `load_weights`).
-        fc_norm, norm_output, aux_count, norm_before_fc: reads that key, or any number of aux hidden states
-            (same file, `LlamaModel.__init__`).
-        null_draft_vocab: `draft_vocab_size: null` borrows the target's lm_head (same file).
-        skips_idle: answers an idle batch before its layers (same file, `LlamaModel.forward`).
-        mrope: `mrope_section` switches the positions (same file).
+        fc_norm: reads that key (same file, `LlamaModel.__init__`).
+        norm_output: reads that key (same place).
+        aux_count: takes any number of aux hidden states (same place).
+        norm_before_fc: reads that key (same place).
         window_flag: `--speculative-draft-window-size` gives the draft's layers a window (same file).
         rope_parameters: reads that notation (`models/llama.py`, `LlamaDecoderLayer.__init__`).
-        external_models: `SGLANG_EXTERNAL_MODEL_PACKAGE` (`models/registry.py`).
         plugins: loads entry points of group `sglang.srt.plugins` (`plugins/__init__.py`).
         draft_quantization_flag: `--speculative-draft-model-quantization` (`server_args.py` and others).
         transformers: the release that it pins.
@@ -56,20 +55,20 @@ class Capabilities:
 
     version: str
     multiple_layers: bool
-    layer_names: bool
     fc_norm: bool
     norm_output: bool
     aux_count: bool
     norm_before_fc: bool
-    null_draft_vocab: bool
-    skips_idle: bool
-    mrope: bool
     window_flag: bool
     rope_parameters: bool
-    external_models: bool
     plugins: bool
     draft_quantization_flag: bool
     transformers: str
+
+    def knows(self, flag: str) -> bool:
+        """Whether the server takes a flag of those that launch arguments may hold."""
+        capability = _FLAGS.get(flag)
+        return capability is None or bool(getattr(self, capability))
 
     @property
     def runs_plugin(self) -> bool:
@@ -82,18 +81,21 @@ class Capabilities:
         return self.rope_parameters or Version(self.transformers).major < 5
 
 
+# Server flag -> the capability that it came with. Every release in the table takes the others that launch arguments
+# may hold.
+_FLAGS: Mapping[str, str] = MappingProxyType(
+    {
+        "--speculative-draft-window-size": "window_flag",
+        "--speculative-draft-model-quantization": "draft_quantization_flag",
+    }
+)
 # Capability -> first release that has it; every later one has it too.
 _SINCE: Mapping[str, str] = MappingProxyType(
     {
-        "null_draft_vocab": "0.5.2",
-        "mrope": "0.5.2",
-        "skips_idle": "0.5.4.post2",
-        "external_models": "0.5.6",
         "draft_quantization_flag": "0.5.7",
         "rope_parameters": "0.5.10",
         "plugins": "0.5.11",
         "multiple_layers": "0.5.12",
-        "layer_names": "0.5.12",
         "fc_norm": "0.5.12",
         "norm_output": "0.5.12",
         "aux_count": "0.5.12",
@@ -121,7 +123,11 @@ _TRANSFORMERS: Mapping[str, str] = MappingProxyType(
 
 
 def parse_version(text: str) -> Version:
-    """Raises UsageError where `text` is no version."""
+    """The version that `text` spells.
+
+    Raises:
+        UsageError: it is no version.
+    """
     try:
         return Version(text)
     except InvalidVersion:

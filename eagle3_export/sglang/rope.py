@@ -10,16 +10,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from packaging.version import Version
-
-from eagle3_export.compatibility.findings import Finding, Level, finding
-from eagle3_export.sglang.capabilities import Capabilities
 from eagle3_export.speculators_format.draft import Draft
-from eagle3_export.speculators_format.rope import DEFAULT_THETA
 
+# The types that training and SGLang both compute.
 SHARED_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
-# sglang 0.5.7 on, `YaRNScalingRotaryEmbedding(truncate=...)`; before, it always truncates.
-_TRUNCATE_SINCE = "0.5.7"
 
 
 def rope_fields(draft: Draft) -> dict[str, Any]:
@@ -94,33 +88,6 @@ def _longrope(values: Mapping[str, Any], max_position_embeddings: int) -> dict[s
     }
 
 
-def rope_findings(draft: Draft, known: Capabilities, *, stock_only: bool) -> list[Finding]:
-    """What there is to know about the positions in one release."""
-    rope = draft.rope
-    findings: list[Finding] = []
-    if rope.type not in SHARED_TYPES:
-        findings.append(finding("rope-type", "incompatible", type=rope.type))
-    elif not known.reads_theta and rope.theta != DEFAULT_THETA:
-        findings.append(finding("rope-release", "incompatible", version=known.version, what="the theta"))
-    elif rope.parameters.get("truncate") is False and Version(known.version) < Version(_TRUNCATE_SINCE):
-        findings.append(
-            finding("rope-release", "incompatible", version=known.version, what="YaRN without truncation")
-        )
-    if rope.partial_rotary_factor != 1.0:
-        # The default type ignores it in training (`compute_default_rope_parameters`): all channels rotate.
-        level: Level = "info" if rope.type in ("default", "dynamic") else "incompatible"
-        identifier = "partial-rotary-ignored" if level == "info" else "partial-rotary"
-        findings.append(finding(identifier, level, factor=rope.partial_rotary_factor, type=rope.type))
-    if rope.mrope_section is not None:
-        findings.append(finding("mrope", "info"))
-    if rope.type == "dynamic":
-        findings.append(finding("dynamic-rope", "info", length=draft.max_position_embeddings))
-    if rope.type == "longrope":
-        length = rope.parameters["original_max_position_embeddings"]
-        findings.append(finding("longrope", "incompatible" if stock_only else "inexact", length=length))
-    return findings
-
-
 def context_length(config: Mapping[str, Any]) -> int | None:
     """The context length that SGLang derives from a config (0.5.23, `utils/hf_transformers`, `get_context_length`)."""
     rope = config.get("rope_scaling") or config.get("rope_parameters")
@@ -132,3 +99,9 @@ def context_length(config: Mapping[str, Any]) -> int | None:
     keys = ("max_sequence_length", "seq_length", "max_seq_len", "model_max_length", "max_position_embeddings")
     length = next((config[key] for key in keys if isinstance(config.get(key), int)), None)
     return int(factor * length) if length is not None else None
+
+
+def draft_context_length(draft: Draft) -> int:
+    """The context length that SGLang derives from the config.json of this draft's export."""
+    length = context_length({"max_position_embeddings": draft.max_position_embeddings, **rope_fields(draft)})
+    return length if length is not None else draft.max_position_embeddings

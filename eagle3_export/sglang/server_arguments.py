@@ -11,6 +11,7 @@ from eagle3_export.sglang.capabilities import capabilities
 from eagle3_export.sglang.rope import context_length
 from eagle3_export.sglang.target import ServingTarget
 
+DEFAULT_NUM_STEPS = 3  # sglang 0.5.23's choice for Llama-style EAGLE-3 drafts
 _DTYPES = ("bfloat16", "float16", "float32")  # of those that SGLang's --dtype takes, what configs say
 
 
@@ -27,11 +28,12 @@ def window_argument(sliding_windows: Sequence[int | None]) -> int | None:
     return window - 1 if window is not None and window > 1 else None
 
 
-def launch_arguments(config: Mapping[str, Any], target: ServingTarget, num_steps: int = 3) -> list[str]:
+def launch_arguments(config: Mapping[str, Any], target: ServingTarget, num_steps: int) -> list[str]:
     """Arguments of `sglang.launch_server` that this draft needs, without model paths.
 
     Args:
         config: the exported config.json.
+        target: the release that serves, and the model that it serves.
         num_steps: drafts per verify step, on one chain.
     """
     known = capabilities(target.sglang_version)
@@ -57,16 +59,19 @@ def launch_arguments(config: Mapping[str, Any], target: ServingTarget, num_steps
     return arguments
 
 
-def launch_command(
-    export_dir: str | Path, target_model: str, arguments: Sequence[str], *, extra: Sequence[str] = ()
-) -> str:
-    """One shell command that serves `target_model` with the draft in `export_dir`."""
+def launch_command(export_dir: str | Path, target_model: str, arguments: Sequence[str]) -> str:
+    """One shell command that serves a target with a draft.
+
+    Args:
+        export_dir: the export of the draft.
+        target_model: path or hub id.
+        arguments: of `sglang.launch_server`, as `launch_arguments` gives them.
+    """
     return shlex.join(
         [
             *("python", "-m", "sglang.launch_server"),
             *("--model-path", target_model),
             *("--speculative-draft-model-path", str(export_dir)),
             *arguments,
-            *extra,
         ]
     )

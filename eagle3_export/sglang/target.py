@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    from eagle3_export.speculators_format.verifier import Verifier
+from eagle3_export.speculators_format.verifier import Verifier, VerifierSearch
 
 Runtime = Literal["auto", "stock", "exact"]
 
@@ -20,8 +19,17 @@ class ServingTarget:
         runtime: "auto": stock wherever it loads the draft whole; "stock": only what stock computes exactly;
             "exact": the plugin's class for whatever stock does not compute exactly.
         verifier: the target model, None when its config is not at hand.
+        model: what the target model is called, None where nobody named it.
+        searched: where its config was looked for in vain, in words.
     """
 
     sglang_version: str
     runtime: Runtime = "auto"
     verifier: Verifier | None = None
+    model: str | None = None
+    searched: tuple[str, ...] = ()
+
+    @classmethod
+    def found(cls, sglang_version: str, runtime: Runtime, search: VerifierSearch) -> ServingTarget:
+        """The target whose model was looked for."""
+        return cls(sglang_version, runtime, search.verifier, search.name, search.tried)

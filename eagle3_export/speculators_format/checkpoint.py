@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from eagle3_export.errors import CheckpointError
 from eagle3_export.speculators_format.draft import Draft, parse_draft
@@ -48,18 +47,20 @@ class Checkpoint:
     Attributes:
         directory: the real directory, symlinks resolved.
         draft: what it computes.
-        raw_config: the decoded config.json.
         tensors: where each tensor's bytes are, by speculators' name (wrappers' prefixes taken off).
         val_metrics: content of val_metrics.json, which the trainer writes for the best epoch only.
     """
 
     directory: Path
     draft: Draft
-    raw_config: dict[str, Any]
     tensors: dict[str, TensorSource]
     training_state: TrainingState | None
     val_metrics: dict[str, float] | None
-    speculators_version: str | None
+
+    @property
+    def speculators_version(self) -> str | None:
+        """The release that saved it, None when not recorded."""
+        return self.draft.speculators_version
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
@@ -78,26 +79,22 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     if not config_path.exists():
         raise CheckpointError(
             f"{directory} has no {CONFIG_FILE}.",
-            why="Without it nobody knows what the weights are.",
+            why="It says what the weights are.",
             remedy=_no_config_remedy(directory),
         )
-    raw_config = read_json_object(config_path)
-    draft = parse_draft(raw_config, str(config_path))
+    draft = parse_draft(read_json_object(config_path), str(config_path))
     stored = _read_weights(directory)
     plain = unwrap_names({name: source.entry for name, source in stored.items()}, str(directory))
     tensors = {plain[name]: source for name, source in stored.items()}
     entries = {name: source.entry for name, source in tensors.items()}
     check_layout(draft, entries, str(directory))
     check_vocabulary(draft, tensors, str(directory))
-    version = raw_config.get("speculators_version")
     return Checkpoint(
         directory=directory,
         draft=replace(draft, dtype=float_dtype(entries)),
-        raw_config=raw_config,
         tensors=tensors,
         training_state=_read_training_state(directory),
         val_metrics=_read_val_metrics(directory),
-        speculators_version=version if isinstance(version, str) else None,
     )
 
 

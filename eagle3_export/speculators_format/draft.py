@@ -40,6 +40,8 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     }
 )
 
+MAX_TTT_STEPS = 64  # more draft steps than anyone trains or serves
+
 _OTHER_KINDS: Mapping[str, str] = MappingProxyType(
     {
         "peagle": "a parallel-drafting P-EAGLE draft",
@@ -61,7 +63,8 @@ class Draft:
 
     Attributes:
         layer_arch: decoder layer type, "llama" or "qwen3" (which has q/k norms).
-        draft_vocab_size: rows of the draft's lm_head; vocab_size: rows of its embedding (the verifier's vocabulary).
+        vocab_size: rows of the draft's embedding, which is the verifier's vocabulary.
+        draft_vocab_size: rows of the draft's lm_head.
         norm_before_residual: layer 0 takes its residual after `hidden_norm` instead of before.
         norm_before_fc: one RMSNorm (`input_norm`) over the concatenated aux hidden states.
         fc_norm: one RMSNorm per aux hidden state.
@@ -70,7 +73,7 @@ class Draft:
         aux_layer_ids: id i is the input of the verifier's layer i, the number of layers its final hidden
             state; None: the config names none, which means [2, n // 2, n - 3].
         sliding_windows: keys that a query of each layer sees, itself included; None: all.
-        ttt_steps: draft steps trained, None when not recorded.
+        ttt_steps: draft steps trained (1 to 64), None when not recorded.
         dtype: dtype of the saved tensors as the config spells it ("bfloat16"), None when not recorded.
         speculators_version: the release that saved it, None when not recorded.
     """
@@ -116,6 +119,7 @@ class Draft:
 
     @property
     def reduced_vocabulary(self) -> bool:
+        """Whether the draft can say only some of the verifier's tokens."""
         return self.draft_vocab_size != self.vocab_size
 
 
@@ -139,9 +143,8 @@ def parse_draft(config: Mapping[str, Any], where: str) -> Draft:
             why="EAGLE-3 drafts have Llama or Qwen3 decoder layers; MLA, MoE and others compute something else.",
             remedy="Train with --draft-arch llama.",
         )
-    layer = Fields(
-        {**_DEFAULTS[layer_arch], **layer_config}, f"{where}: transformer_layer_config", parent=where
-    )
+    layer_config = {**_DEFAULTS[layer_arch], **layer_config}
+    layer = Fields(layer_config, f"{where}: transformer_layer_config")
     heads = layer.size("num_attention_heads")
     hidden_size = layer.size("hidden_size")
     num_layers = layer.size("num_hidden_layers", most=1024)
@@ -247,8 +250,9 @@ def _provenance(top: Fields) -> dict[str, Any]:
     proposals = speculators_config.get("proposal_methods")
     steps = None
     for proposal in proposals if isinstance(proposals, list) else ():
-        if isinstance(proposal, Mapping) and type(proposal.get("speculative_tokens")) is int:
-            steps = proposal["speculative_tokens"]
+        tokens = proposal.get("speculative_tokens") if isinstance(proposal, Mapping) else None
+        if type(tokens) is int and 1 <= tokens <= MAX_TTT_STEPS:
+            steps = tokens
     version = top.get("speculators_version")
     return {
         "speculators_version": version if isinstance(version, str) else None,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
+from typing import Any
 
 from eagle3_export.errors import CheckpointError
 
@@ -20,6 +22,10 @@ TRAIN_COMMAND_FILE = "train_command.txt"
 INTERRUPTED = "interrupted"
 BEST_LINK = "checkpoint_best"
 _EPOCH_LINK = re.compile(r"epoch[0-9]+_(end|step[0-9]+)")
+
+_MAX_RUN_FILE_BYTES = 1 << 20
+
+logger = logging.getLogger(__name__)
 
 
 def epoch_of(name: str) -> int | None:
@@ -65,7 +71,52 @@ def is_save_path(directory: Path) -> bool:
     )
 
 
+def run_settings(save_path: str | Path) -> dict[str, Any]:
+    """The trainer's arguments from the `run.yaml` that it writes to `save_path`, without their sections.
+
+    Returns:
+        Nothing where there is no such file, or one that cannot be read; the log says why.
+    """
+    written = Path(save_path) / RUN_FILE
+    try:
+        if not written.is_file():
+            return {}
+        import yaml  # costs import time, so only here
+
+        with written.open("rb") as stream:
+            sections = yaml.safe_load(stream.read(_MAX_RUN_FILE_BYTES))["train"].values()
+        return {
+            key: value for section in sections if isinstance(section, dict) for key, value in section.items()
+        }
+    except Exception as error:  # PyYAML also raises ValueError, for 2026-02-30. No run stops for this file.
+        logger.info("%s cannot be used: %s: %s", written, type(error).__name__, error)
+        return {}
+
+
+def places_of(name: str, save_path: str | Path) -> list[Path]:
+    """Where a path that the trainer was given may lie, likeliest first.
+
+    A relative path counted from the trainer's working directory, which is recorded nowhere. So it is tried from the
+    current directory, from `save_path`, and from the directory in which the run's own relative `save_path` lies.
+
+    Args:
+        name: the path as the trainer was given it.
+        save_path: where the run saved its checkpoints, as it is reached from here.
+    """
+    if Path(name).is_absolute():
+        return [Path(name)]
+    run = Path(save_path).absolute()
+    starts = [Path(), run]
+    own = run_settings(run).get("save_path")
+    if isinstance(own, str) and not Path(own).is_absolute():
+        parts = Path(own).parts
+        if parts and run.parts[-len(parts) :] == parts:
+            starts.append(Path(*run.parts[: -len(parts)]))
+    return [start / name for start in starts]
+
+
 def is_hub_id(name: str) -> bool:
+    """Whether a name has the form `organisation/model`; a relative path of two parts has it too."""
     return re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None
 
 

@@ -1,7 +1,7 @@
 """The token frequencies of a run's training data, and what share of them the draft vocabulary covers.
 
-speculators chooses the draft vocabulary by the token frequencies of the training data, kept in ``token_freq.pt``
-(``speculators.train.vocab_mapping.save_token_frequency_distribution``): ``torch.save`` of a
+speculators chooses the draft vocabulary by the token frequencies of the training data, kept in `token_freq.pt`
+(`speculators.train.vocab_mapping.save_token_frequency_distribution`): `torch.save` of a
 dict from token id to count. Such a file is a pickle. It is never unpickled here: its opcodes are read as data,
 and only those that make up a dict of integers are accepted, so that nothing in the file can be run.
 """
@@ -18,10 +18,9 @@ from typing import Any
 from eagle3_export.errors import CheckpointError
 from eagle3_export.estimates.acceptance import Coverage
 from eagle3_export.estimates.coverage import draft_vocabulary_coverage
-from eagle3_export.speculators_format.run_files import RUN_FILE
+from eagle3_export.speculators_format.run_files import places_of, run_settings
 
 MAX_PICKLE_BYTES = 64 << 20  # a million ids take about 12 MB
-MAX_RUN_YAML_BYTES = 1 << 20
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +30,7 @@ _MARK = object()
 
 
 def read_token_frequencies(path: str | Path) -> dict[int, int]:
-    """Read ``token_freq.pt``: how often each token id occurs in the training data.
+    """Reads `token_freq.pt`: how often each token id occurs in the training data.
 
     Raises:
         CheckpointError: the file is missing, or holds anything but a dict from ids to counts, none negative.
@@ -49,7 +48,9 @@ def read_token_frequencies(path: str | Path) -> dict[int, int]:
                 raise ValueError(f"its dict takes more than {MAX_PICKLE_BYTES} bytes")
             with archive.open(names[0]) as stream:
                 frequencies = _dict_of_integers(stream.read(MAX_PICKLE_BYTES + 1))
-    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError, RuntimeError, EOFError) as error:
+    except (
+        Exception
+    ) as error:  # a damaged archive raises what its decompressor raises: zlib.error, LZMAError, …
         raise CheckpointError(
             f"{path} cannot be read as token frequencies: {error}.", remedy=remedy
         ) from error
@@ -57,7 +58,7 @@ def read_token_frequencies(path: str | Path) -> dict[int, int]:
 
 
 def _dict_of_integers(pickled: bytes) -> dict[int, int]:
-    """The dict that a pickle of a plain ``dict[int, int]`` spells; ValueError for any other pickle."""
+    """The dict that a pickle of a plain `dict[int, int]` spells; ValueError for any other pickle."""
     stack: list[Any] = []
     for opcode, argument, _ in pickletools.genops(pickled):
         if opcode.name in _IGNORED_OPCODES:
@@ -81,7 +82,7 @@ def _dict_of_integers(pickled: bytes) -> dict[int, int]:
 
 
 def _set_items(stack: list[Any], end: int, first: int) -> None:
-    """Move the key-value pairs from ``first`` on into the dict that lies below ``end``."""
+    """Moves the key-value pairs from `first` on into the dict that lies below `end`."""
     items = stack[first:]
     if end < 1 or not isinstance(stack[end - 1], dict) or len(items) % 2:
         raise ValueError("its dict is malformed")
@@ -93,13 +94,10 @@ def _set_items(stack: list[Any], end: int, first: int) -> None:
 
 
 def run_coverage(save_path: str | Path, draft_to_target: Iterable[int] | None) -> Coverage | None:
-    """Coverage over the training data of the run that saves to ``save_path``.
-
-    Where the token frequencies lie is read from the ``run.yaml`` that speculators writes there; a relative path
-    counts from the current directory, as it did for the trainer.
+    """Coverage over the training data of the run that saves to `save_path`.
 
     Args:
-        save_path: the trainer's.
+        save_path: the trainer's, where speculators writes `run.yaml`.
         draft_to_target: d2t, the offset of every draft id; None where the draft vocabulary is the full one.
 
     Returns:
@@ -114,28 +112,26 @@ def run_coverage(save_path: str | Path, draft_to_target: Iterable[int] | None) -
             frequencies if draft_to_target is None else (i + int(d) for i, d in enumerate(draft_to_target))
         )
         return draft_vocabulary_coverage(frequencies, targets, source=path.name)
-    except (CheckpointError, OSError) as error:
+    except Exception as error:  # one number more or less must not stop a training run or a conversion
         logger.info("The coverage of the draft vocabulary stays unknown: %s", error)
         return None
 
 
 def frequencies_file(save_path: str | Path) -> Path | None:
-    """``token_freq.pt`` of a run: ``token_freq_path`` of its run.yaml, else the one below its ``data_path``."""
-    written = Path(save_path) / RUN_FILE
-    if not written.is_file():
-        return None
-    import yaml
+    """`token_freq.pt` of a run: `token_freq_path` of its run.yaml, else the one below its `data_path`.
 
-    try:
-        with written.open("rb") as stream:
-            stages = yaml.safe_load(stream.read(MAX_RUN_YAML_BYTES))["train"].values()
-    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
-    settings: dict[str, object] = {}
-    for stage in stages:
-        settings |= stage if isinstance(stage, dict) else {}
+    Args:
+        save_path: the trainer's.
+
+    Returns:
+        The first of the places where it may lie that exists (`places_of`), None where the run names none.
+    """
+    settings = run_settings(save_path)
     named, data = settings.get("token_freq_path"), settings.get("data_path")
     if isinstance(named, str):
-        return Path(named)
-    below = Path(data) / "token_freq.pt" if isinstance(data, str) else None
-    return below if below is not None and below.is_file() else None
+        places = places_of(named, save_path)
+        return next((place for place in places if place.is_file()), places[0])
+    if not isinstance(data, str):
+        return None
+    below = (place / "token_freq.pt" for place in places_of(data, save_path))
+    return next((place for place in below if place.is_file()), None)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eagle3_export.compatibility.findings import Level
 from eagle3_export.errors import CheckpointError
 from eagle3_export.speculators_format.draft import Draft, parse_draft
 from eagle3_export.speculators_format.fields import read_json_object
@@ -29,29 +28,45 @@ _DEFAULTS: Mapping[str, Any] = {
     "full_attention_indices": (),
 }
 
+_TRAINING_CONFIG = "the training config"
 
-@dataclass(frozen=True)
-class DraftSource:
-    """The draft, or which finding says why it is not known."""
+
+@dataclass(frozen=True, slots=True)
+class PlannedDraft:
+    """What a run is about to train, as far as its arguments tell.
+
+    Attributes:
+        draft: None where it is no EAGLE-3 draft, or not known before it is built.
+        kind: speculators' `--speculator-type`.
+        source: what defines the draft: a path, a hub id or "the training config".
+        problem: why an EAGLE-3 draft is not known, None where it is.
+    """
 
     draft: Draft | None
-    problem: str = ""
-    level: Level = "info"
-    values: Mapping[str, Any] = field(default_factory=dict)
+    kind: str = "eagle3"
+    source: str = _TRAINING_CONFIG
+    problem: str | None = None
 
 
-def draft_from_training(arguments: Mapping[str, Any], verifier: Verifier | None) -> DraftSource:
-    """The draft that speculators would build (0.9.0, `train/cli.py:build_draft_model`)."""
+def draft_from_training(arguments: Mapping[str, Any], verifier: Verifier | None) -> PlannedDraft:
+    """The draft that speculators would build (0.9.0, `train/cli.py:build_draft_model`).
+
+    Args:
+        arguments: speculators' flat arguments, as `TrainConfig.flatten` names them; missing ones take its defaults.
+        verifier: the target model, None where its config is not at hand.
+    """
     values = {**_DEFAULTS, **{key: value for key, value in arguments.items() if value is not None}}
     if values["speculator_type"] != "eagle3":
-        return DraftSource(None, "not-eagle3", "incompatible", {"kind": values["speculator_type"]})
+        return PlannedDraft(None, str(values["speculator_type"]))
+    source = str(values.get("from_pretrained") or values.get("draft_config") or _TRAINING_CONFIG)
     try:
         if values.get("from_pretrained"):
-            return DraftSource(parse_draft(_config_of(values["from_pretrained"]), values["from_pretrained"]))
-        return DraftSource(parse_draft(_synthesised(values, verifier), "the training config"))
+            config, where = _config_of(values["from_pretrained"]), source
+        else:
+            config, where = _synthesised(values, verifier), _TRAINING_CONFIG
+        return PlannedDraft(parse_draft(config, where), source=source)
     except CheckpointError as error:
-        source = values.get("from_pretrained") or values.get("draft_config") or "the training config"
-        return DraftSource(None, "draft-unknown", "info", {"source": source, "why": str(error)})
+        return PlannedDraft(None, source=source, problem=str(error))
 
 
 def _config_of(name: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from eagle3_export.compatibility.plan import plan_serving
 from eagle3_export.config import ExportConfig
 from eagle3_export.sglang.target import ServingTarget
 from eagle3_export.speculators_format.checkpoint import read_checkpoint
-from eagle3_export.speculators_format.verifier import Verifier, read_verifier
+from eagle3_export.speculators_format.verifier import Verifier, find_verifier
 
 # What the trainer saves: floating-point tensors in bfloat16 (speculators 0.9.0, `save_checkpoint(float_dtype=...)`).
 SAVED_FLOAT = ("BF16", 2)
@@ -34,10 +34,10 @@ def check_before_training(model: Any, config: ExportConfig) -> tuple[list[Findin
     with tempfile.TemporaryDirectory(prefix="eagle3-export-") as directory:
         write_hollow_checkpoint(model, Path(directory))
         checkpoint = read_checkpoint(directory)
-        verifier = read_verifier(checkpoint.draft.verifier_name)
-        target = ServingTarget(config.sglang_version, config.runtime, verifier)
+        search = find_verifier(checkpoint.draft.verifier_name)
+        target = ServingTarget.found(config.sglang_version, config.runtime, search)
         plan = plan_serving(checkpoint, target, keep_embed_tokens=config.embed_tokens == "keep")
-        return list(plan.findings), verifier
+        return list(plan.findings), search.verifier
 
 
 def write_hollow_checkpoint(model: Any, directory: Path) -> None:

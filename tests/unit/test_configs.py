@@ -95,8 +95,9 @@ def test_export_block_is_valid_and_outside_the_save_path(name: str) -> None:
 def test_what_it_trains_is_served_as_its_comments_say(name: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(VERIFIERS[name]))
     block = yaml.safe_load((CONFIGS / name).read_text())["sglang_export"]
-    target = ServingTarget(block["sglang_version"], runtime=block["runtime"])
-    findings = check_training(flat_arguments(name), read_verifier(str(tmp_path)), target)
+    config = parse_export_block(block)
+    target = ServingTarget(config.sglang_version, config.runtime, read_verifier(str(tmp_path)))
+    findings = check_training(flat_arguments(name), target)
     assert {found.id: found.level for found in findings if found.level != "info"} == EXPECTED_FINDINGS[name]
 
 

@@ -10,7 +10,7 @@ import yaml
 from typer.main import get_command
 
 from eagle3_export.cli.commands import app
-from eagle3_export.compatibility.findings import WORDINGS
+from eagle3_export.compatibility.rules import FINDING_IDS
 from eagle3_export.config import parse_export_block
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +24,7 @@ def code_blocks(language: str) -> list[str]:
 
 def test_every_finding_is_explained() -> None:
     named = set(re.findall(r"`([a-z0-9-]+)`", README))
-    assert set(WORDINGS) - named == set()
+    assert set(FINDING_IDS) - named == set()
 
 
 def test_the_config_block_is_valid_and_shows_every_default() -> None:

@@ -9,8 +9,13 @@ from typing import Any
 
 import pytest
 
-from eagle3_export.compatibility.findings import WORDINGS, Finding
-from eagle3_export.compatibility.plan import ServingPlan, check, check_training, plan_serving
+from eagle3_export.compatibility.findings import Finding
+from eagle3_export.compatibility.plan import (
+    ServingPlan,
+    check_draft,
+    check_training,
+    plan_serving,
+)
 from eagle3_export.errors import IncompatibleDraftError, UsageError
 from eagle3_export.sglang.capabilities import PLUGIN_PROVEN_ON, RELEASES
 from eagle3_export.sglang.target import ServingTarget
@@ -27,8 +32,7 @@ LLAMA = parse_verifier(
         "hidden_size": 16,
         "vocab_size": 40,
         "max_position_embeddings": 512,
-    },
-    "verifier",
+    }
 )
 
 
@@ -50,6 +54,10 @@ def changed(checkpoint: Checkpoint, **values: Any) -> Checkpoint:
 
 def levels(findings: list[Finding]) -> dict[str, str]:
     return {found.id: found.level for found in findings}
+
+
+def check(checkpoint: Checkpoint, where: ServingTarget) -> list[Finding]:
+    return list(plan_serving(checkpoint, where).findings)
 
 
 def plan(checkpoint: Checkpoint, where: ServingTarget | None = None, **options: Any) -> ServingPlan:
@@ -261,7 +269,6 @@ def test_embeddings(tmp_path: Path, plain: Checkpoint) -> None:
     assert "dropped-trained-embeddings" in levels(list(dropped.incompatible))
     kept_small = plan(plain, keep_embed_tokens=False)
     assert "embed_tokens.weight" not in kept_small.names
-    assert "embed_tokens.weight" in kept_small.dropped
     assert kept_small.incompatible == ()
 
 
@@ -291,8 +298,6 @@ def test_drafts_of_releases_that_recorded_no_ids(plain: Checkpoint) -> None:
     ],
 )
 def test_rotary_embeddings(rope: dict[str, Any], identifier: str, level: str) -> None:
-    from eagle3_export.compatibility.plan import check_draft
-
     layer = {**CONFIG["transformer_layer_config"], "rope_parameters": {"rope_theta": 1e4, **rope}}
     draft = parse_draft({**CONFIG, "transformer_layer_config": layer}, "config.json")
     assert levels(check_draft(draft, target())) == {identifier: level}
@@ -325,13 +330,6 @@ def test_theta_is_lost_on_the_one_release_that_cannot_read_it(plain: Checkpoint)
     assert plan(simple).minimum_sglang_version == "0.5.6.post2"
 
 
-def test_every_wording_can_be_filled_in_and_names_a_remedy() -> None:
-    for identifier, wording in WORDINGS.items():
-        assert identifier == identifier.lower().replace("_", "-")
-        assert wording.cause.endswith((".", "{why}", "}."))
-        assert wording.remedy
-
-
 def test_findings_are_plain_data() -> None:
     found = Finding("some-id", "info", "cause", "remedy")
     assert found.as_dict() == {"id": "some-id", "level": "info", "cause": "cause", "remedy": "remedy"}
@@ -341,7 +339,7 @@ def test_findings_are_plain_data() -> None:
 
 
 def test_speculators_defaults_before_training() -> None:
-    found = levels(check_training({"verifier_name_or_path": "some/verifier"}, LLAMA, target()))
+    found = levels(check_training({"verifier_name_or_path": "some/verifier"}, target()))
     assert found == {"norm-before-residual": "inexact", "sliding-window": "info"}
 
 
@@ -358,7 +356,7 @@ def test_speculators_defaults_before_training() -> None:
     ],
 )
 def test_flags_before_training(arguments: dict[str, Any], identifier: str, level: str) -> None:
-    assert levels(check_training(arguments, LLAMA, target()))[identifier] == level
+    assert levels(check_training(arguments, target()))[identifier] == level
 
 
 @pytest.mark.slow
@@ -368,7 +366,7 @@ def test_what_speculators_resolves_and_what_is_left_to_its_defaults_are_judged_a
 
     resolved = TrainConfig(verifier={"verifier_name_or_path": "some/verifier"}).flatten()
     left_out = {"verifier_name_or_path": "some/verifier"}
-    assert check_training(resolved, LLAMA, target()) == check_training(left_out, LLAMA, target())
+    assert check_training(resolved, target()) == check_training(left_out, target())
 
 
 @pytest.mark.slow
@@ -417,7 +415,7 @@ def test_a_draft_config_before_training(tmp_path: Path) -> None:
     path = tmp_path / "draft.json"
     path.write_text(json.dumps(decoder))
     arguments = {"draft_config": str(path), "norm_before_residual": False}
-    assert levels(check_training(arguments, LLAMA, target())) == {
+    assert levels(check_training(arguments, target())) == {
         "attention-bias": "info",
         "plugin-required": "info",
     }

@@ -22,7 +22,7 @@ def test_the_table_says_what_the_wheel_says(release: str) -> None:
         (
             "0.4.10",
             (),
-            ("fc_norm", "multiple_layers", "norm_before_fc", "window_flag", "plugins", "layer_names"),
+            ("fc_norm", "multiple_layers", "norm_before_fc", "window_flag", "plugins"),
         ),
         (
             "0.5.11",
@@ -36,7 +36,7 @@ def test_the_table_says_what_the_wheel_says(release: str) -> None:
         ),
         ("0.5.16", ("fc_norm",), ("norm_before_fc",)),
         ("0.5.17", ("norm_before_fc",), ()),
-        ("0.5.23", ("norm_before_fc", "draft_quantization_flag", "external_models"), ()),
+        ("0.5.23", ("norm_before_fc", "draft_quantization_flag"), ()),
     ],
 )
 def test_what_is_known_of_the_releases(release: str, has: tuple[str, ...], lacks: tuple[str, ...]) -> None:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from eagle3_export.errors import CheckpointError, Eagle3ExportError
+from eagle3_export.errors import CheckpointError, Eagle3ExportError, ExportInvalidError
+from eagle3_export.sglang.config import read_exported_draft, translate_config
 from eagle3_export.speculators_format.checkpoint import TrainingState, read_checkpoint
 from eagle3_export.speculators_format.draft import parse_draft
+from eagle3_export.speculators_format.fields import EXPORT
 from eagle3_export.speculators_format.run_files import find_checkpoints
+from eagle3_export.speculators_format.tensors import check_layout, expected_shapes, unwrap_names
 from eagle3_export.speculators_format.vocabulary import check_vocabulary
 from tests.support.drafts import CONFIG, SHAPES, TARGET_IDS, Tensor, safetensors_bytes, write_checkpoint
 
@@ -414,17 +418,37 @@ ROPE_FIELDS = st.sampled_from(
 ROPE_VALUES = JSON | st.sampled_from(["default", "linear", "dynamic", "llama3", "yarn", "longrope", "mrope"])
 
 
-@given(st.dictionaries(ROPE_FIELDS, ROPE_VALUES, max_size=6))
-def test_any_rope_is_read_or_refused_with_our_error(rope: Config) -> None:
-    from eagle3_export.sglang.config import translate_config
+FACTORS = st.lists(st.floats() | st.integers() | st.booleans(), min_size=1, max_size=3) | st.just([1.0, 2.5])
+NUMBERS = st.none() | st.integers(-2, 3) | st.integers() | st.floats()
+# Longrope with everything that its formulas divide by, take roots and logarithms of; the head has two frequencies.
+LONGROPES = st.fixed_dictionaries(
+    {"rope_type": st.just("longrope"), "short_factor": FACTORS, "long_factor": FACTORS},
+    optional=dict.fromkeys(
+        ("original_max_position_embeddings", "factor", "attention_factor", "rope_theta"), NUMBERS
+    ),
+)
 
+
+@settings(max_examples=300)
+@given(
+    st.dictionaries(ROPE_FIELDS, ROPE_VALUES, max_size=6) | LONGROPES,
+    st.sampled_from([None, 1, 2, 512]),
+)
+def test_any_rope_is_read_or_refused_with_our_error(rope: Config, positions: int | None) -> None:
     nested = {**CONFIG["transformer_layer_config"], "rope_parameters": rope}
+    nested.pop("max_position_embeddings")
+    if positions is not None:
+        nested["max_position_embeddings"] = positions
     try:
         draft = parse_draft({**CONFIG, "transformer_layer_config": nested}, "config.json")
     except CheckpointError:
         return
+    event(draft.rope.type)
     written = translate_config(draft, dtype="bfloat16", encoded_aux_layer_ids=None)
     json.dumps(written, allow_nan=False)
+    # What is written says in full what was meant: read back, it is the same and is written the same again.
+    back = read_exported_draft(written, "config.json")
+    assert translate_config(back, dtype="bfloat16", encoded_aux_layer_ids=None) == written
 
 
 @given(st.binary(max_size=200))
@@ -434,3 +458,88 @@ def test_any_bytes_for_config_json_are_refused_with_our_error(tmp_path_factory: 
     (directory / "model.safetensors").write_bytes(safetensors_bytes({}))
     with pytest.raises(Eagle3ExportError):
         read_checkpoint(directory)
+
+
+def with_rope(rope: Config, **layer_values: Any) -> Config:
+    nested = {
+        **CONFIG["transformer_layer_config"],
+        "rope_parameters": {"rope_theta": 1e4, **rope},
+        **layer_values,
+    }
+    return {**CONFIG, "transformer_layer_config": nested}
+
+
+@pytest.mark.parametrize(
+    ("rope", "message"),
+    [
+        ({"original_max_position_embeddings": 1}, "original_max_position_embeddings is 1, less than 2"),
+        ({"short_factor": [float("nan"), 1.0]}, r"short_factor holds nan"),
+        ({"long_factor": [float("inf"), 1.0]}, r"long_factor holds inf"),
+        ({"long_factor": [0.0, 1.0]}, r"long_factor holds 0\.0"),
+        ({"long_factor": [10**400, 1.0]}, r"long_factor holds 1000"),
+        ({"long_factor": [True, 1.0]}, r"long_factor holds True"),
+        ({"short_factor": [1.0]}, "short_factor does not hold one number for each of 2 frequencies"),
+        ({"short_factor": [1.0] * 3}, "short_factor does not hold one number for each of 2 frequencies"),
+        ({"short_factor": None}, "short_factor does not hold one number for each of 2 frequencies"),
+    ],
+)
+def test_longrope_that_cannot_be_computed_is_refused(rope: Config, message: str) -> None:
+    whole = {"rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 256,
+             "short_factor": [1.0, 1.0], "long_factor": [2.0, 2.0]}  # fmt: skip
+    parse_draft(with_rope(whole), "config.json")
+    with pytest.raises(CheckpointError, match=message) as refusal:
+        parse_draft(with_rope({**whole, **rope}), "config.json")
+    assert refusal.value.remedy
+
+
+@pytest.mark.parametrize(("model_type", "positions"), [("llama", 2048), ("qwen3", 32768)])
+@pytest.mark.parametrize(("given_factor", "factor"), [(None, 1.0), (4.0, 4.0)])
+def test_yarn_starts_from_the_default_length_where_none_is_written(
+    model_type: str, positions: int, given_factor: float | None, factor: float
+) -> None:
+    """transformers 5.19, `standardize_rope_params`: max_position_embeddings, here LlamaConfig's and Qwen3Config's."""
+    rope = {"rope_type": "yarn", **({"factor": given_factor} if given_factor else {})}
+    config = with_rope(rope, model_type=model_type)
+    del config["transformer_layer_config"]["max_position_embeddings"]
+    draft = parse_draft(config, "config.json")
+    assert draft.rope.parameters["original_max_position_embeddings"] == positions
+    written = translate_config(draft, dtype="bfloat16", encoded_aux_layer_ids=None)
+    assert written["rope_parameters"]["original_max_position_embeddings"] == positions
+    assert written["rope_parameters"]["factor"] == factor
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_the_work_for_odd_names_grows_with_their_number(twice: bool) -> None:
+    """20,000 tensors of other kinds are refused with about ten times the work of 2,000, not with a hundred times."""
+
+    def work(count: int) -> float:
+        """Processor time in seconds, the least of three."""
+        names = [f"layers.0.odd_{index}.weight" for index in range(count)]
+        tensors: Any = dict.fromkeys(names + [f"module.{name}" for name in names] * twice)
+        draft = parse_draft(CONFIG, "config.json")
+        taken = []
+        for _ in range(3):
+            started = time.process_time()
+            with pytest.raises(CheckpointError):
+                check_layout(draft, dict.fromkeys(unwrap_names(tensors, "checkpoint")), "checkpoint")  # type: ignore[arg-type]
+            taken.append(time.process_time() - started)
+        return min(taken)
+
+    assert work(20_000) < 40 * work(2_000)
+
+
+def test_an_export_is_not_called_a_checkpoint(tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "0")
+    checkpoint = read_checkpoint(directory)
+    entries = {name: source.entry for name, source in checkpoint.tensors.items()}
+    del entries["fc.weight"]
+    with pytest.raises(ExportInvalidError, match=r"fc\.weight is missing") as refusal:
+        check_layout(checkpoint.draft, entries, "export", EXPORT)
+    assert refusal.value.remedy == "Export the checkpoint again."
+    tensors = {name: source for name, source in checkpoint.tensors.items() if name != "t2d"}
+    with pytest.raises(ExportInvalidError, match="t2d is missing"):
+        check_vocabulary(checkpoint.draft, tensors, "export", EXPORT)
+
+
+def test_the_table_of_tensors_is_what_speculators_writes() -> None:
+    assert expected_shapes(parse_draft(CONFIG, "config.json")) == SHAPES
