@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 METRIC_LOGGER = "speculators.metrics"
 EXPORTED, FAILED = 1, 0
 PATH_TAG = "export/path"
+# What is known when an export is made, and is not shown again with the numbers of its validation.
+OF_THE_COPY = ("status", "bytes", "seconds")
 
 
 def export_series(metadata: ExportMetadata) -> dict[str, Any]:
@@ -37,7 +39,7 @@ def export_series(metadata: ExportMetadata) -> dict[str, Any]:
 
 
 def log_export(metadata: ExportMetadata, path: str | Path, *, step: int | None = None) -> None:
-    """Shows an export, or its metrics once they arrive, on the run's dashboards.
+    """Shows a new export on the run's dashboards.
 
     Args:
         metadata: what was exported.
@@ -48,6 +50,18 @@ def log_export(metadata: ExportMetadata, path: str | Path, *, step: int | None =
     with _without_harm_to_training():
         _send({**export_series(metadata), "path": str(path)}, metadata.global_step if step is None else step)
         _tag_mlflow_run(path)
+
+
+def log_validation(metadata: ExportMetadata, *, step: int | None = None) -> None:
+    """Shows on the run's dashboards what a validation says about an export that `log_export` has shown before.
+
+    Args:
+        metadata: of the export, with its numbers.
+        step: the trainer's global step now; default: the checkpoint's.
+    """
+    numbers = {name: value for name, value in export_series(metadata).items() if name not in OF_THE_COPY}
+    with _without_harm_to_training():
+        _send(numbers, metadata.global_step if step is None else step)
 
 
 def log_failure(message: str, *, step: int | None) -> None:

@@ -55,7 +55,7 @@ run() { # NAME LAUNCHER... : one training run, then every export of it against i
   for checkpoint in "$save_path"/[0-9]*; do
     "$python" -m eagle3_export verify "$save_path-sglang/$(basename "$checkpoint")" --source "$checkpoint"
   done
-  sed -n 's/.*Exported .*\/\([^ :]*\): training was held for \([0-9.]* ms\), the trainer.s own save took \([0-9.]* ms\); published in the background in \([0-9.]* ms\) (\([a-z_]*\)).*/  epoch \1: training held \2, own save \3, export in the background \4 (\5)/p' "$log" | tee "$directory/$name-times.txt"
+  sed -n 's/.*Exported .*\/\([^ :]*\): training was held for \([0-9.]* ms\), the trainer.s own save took \([0-9.]* ms\); in the background the weights took [0-9.]* ms (\([a-z_]*\)) and the whole export \([0-9.]* ms\)\..*/  epoch \1: training held \2, own save \3, export in the background \5 (\4)/p' "$log" | tee "$directory/$name-times.txt"
   # Every epoch is saved, or else this run proves nothing.
   [ "$(ls -d "$save_path"/[0-9]* | wc -l)" -eq "$epochs" ]
 }

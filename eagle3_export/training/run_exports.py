@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3_export.config import ExportConfig
-from eagle3_export.dashboards import log_export, log_failure
+from eagle3_export.dashboards import log_export, log_failure, log_validation
 from eagle3_export.errors import CheckpointError, Eagle3ExportError, IncompatibleDraftError, StorageError
 from eagle3_export.estimates.acceptance import Coverage
 from eagle3_export.export import PreparedExport, ValidationMetrics, prepare_export
@@ -175,12 +175,14 @@ class RunExports:
             return
         own = "" if save.seconds is None else f", the trainer's own save took {save.seconds * 1e3:.1f} ms"
         logger.info(
-            "Exported %s: training was held for %.1f ms%s; published in the background in %.1f ms (%s).",
+            "Exported %s: training was held for %.1f ms%s; in the background the weights took %.1f ms (%s) and the"
+            " whole export %.1f ms.",
             result.directory,
             held * 1e3,
             own,
-            (time.perf_counter() - started) * 1e3,
+            result.written.seconds * 1e3,
             result.written.method,
+            (time.perf_counter() - started) * 1e3,
         )
 
     def _supersede(self, save: Save, prepared: PreparedExport) -> None:
@@ -190,11 +192,10 @@ class RunExports:
     def _update(self, name: str, metrics: Mapping[str, Any]) -> None:
         if name in self._missing:
             return
-        directory = self._output.path / name
         try:
             self._open()
             metadata = self._output.add_metrics(name, metrics)
-            self._news.append(lambda step: log_export(metadata, directory, step=step))
+            self._news.append(lambda step: log_validation(metadata, step=step))
         except Exception as error:
             self._failed(name, error)
 
