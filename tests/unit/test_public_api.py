@@ -22,7 +22,7 @@ SUBCLASSES = [
     for name, thing in inspect.getmembers(errors, inspect.isclass)
     if issubclass(thing, errors.Eagle3ExportError) and thing is not errors.Eagle3ExportError
 ]
-# Needs a trainer; the README's snippet of it is run by the tests of the callback.
+# Needs a trainer.
 NOT_RUN = ["SGLangExportCallback"]
 # Their docstrings stand in the JSON Schema; the functions that return them have the examples.
 DOCUMENTS = ["AcceptanceEstimate", "ExportMetadata"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import re
 from pathlib import Path
 
@@ -56,6 +58,14 @@ def test_every_option_shown_exists(line: str) -> None:
         return
     known = {option for parameter in COMMANDS[match[1]].params for option in parameter.opts}
     assert set(re.findall(r"--[a-z-]+", match[2])) <= known
+
+
+@pytest.mark.parametrize("block", code_blocks("python"))
+def test_python_blocks_name_what_exists(block: str) -> None:
+    for node in ast.walk(ast.parse(block)):
+        if isinstance(node, ast.ImportFrom):
+            module = importlib.import_module(f"{node.module}")
+            assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
 
 
 def test_every_file_named_exists() -> None:

@@ -24,6 +24,23 @@ from tests.support.training.tiny_world import TinyWorld, train_flags
 pytestmark = [pytest.mark.slow, pytest.mark.training]
 
 
+def test_switched_off_it_trains_as_speculators_does(
+    world: TinyWorld, save_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from speculators.train.config.schema import nest_flat
+
+    from eagle3_export.train import main
+
+    config = save_path.with_name("run.yaml")
+    nested = nest_flat(train_flags(world, save_path, epochs=1))
+    config.write_text(yaml.safe_dump({"train": nested, "sglang_export": False}))
+    assert main(["--config", str(config)]) == 0
+    assert checkpoints(save_path) == {"0"}
+    assert [path.name for path in save_path.parent.iterdir() if "sglang" in path.name] == []
+    assert f"nothing will be exported; {config} has sglang_export: false" in capfd.readouterr().err
+    assert yaml.safe_load((save_path / "run.yaml").read_text())["sglang_export"] is False
+
+
 def test_end_of_epoch_then_resume_from_run_yaml(
     world: TinyWorld, save_path: Path, speculators_release: str
 ) -> None:
