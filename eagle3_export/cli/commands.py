@@ -29,6 +29,7 @@ from eagle3_export.cli.output import (
     reporting,
 )
 from eagle3_export.cli.paths import PathGroup
+from eagle3_export.sglang.capabilities import DEFAULT_SGLANG_VERSION
 from eagle3_export.training.interrupts import cleaning_up_on_sigterm
 
 if TYPE_CHECKING:
@@ -48,7 +49,9 @@ app = typer.Typer(
 
 SglangVersion = Annotated[
     Optional[str],  # noqa: UP045 (typer on Python 3.10 reads this form)
-    typer.Option("--sglang-version", help="The SGLang release that will serve. [default: 0.5.23]"),
+    typer.Option(
+        "--sglang-version", help=f"The SGLang release that will serve. [default: {DEFAULT_SGLANG_VERSION}]"
+    ),
 ]
 RuntimeChoice = Annotated[
     Literal["auto", "stock", "exact"],

@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -57,13 +56,6 @@ def running_server(
             yield url
         finally:
             _stop(process)
-
-
-def free_port() -> int:
-    """Returns a TCP port that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def without_keys(text: str, api_key: str | None) -> str:

@@ -15,6 +15,7 @@ from eagle3_export.measure import server_process
 from eagle3_export.measure.measurement import Progress, measure, measure_baseline, record
 from eagle3_export.measure.workload import Workload
 from eagle3_export.output_directory import locate_export
+from eagle3_export.ports import free_port
 
 DEFAULT_TEMPLATE = (
     "python -m sglang.launch_server --model-path {target} --host 127.0.0.1 --port {port} {speculative}"
@@ -180,7 +181,7 @@ def running_server(sweep: Sweep, speculative: Sequence[str]) -> Iterator[str]:
     Raises:
         MeasurementError: it ended or stayed silent.
     """
-    port = server_process.free_port()
+    port = free_port()
     with server_process.running_server(
         sweep.command(port, speculative), port, start_timeout=sweep.start_timeout, api_key=sweep.api_key
     ) as url:

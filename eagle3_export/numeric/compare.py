@@ -15,14 +15,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
-from eagle3_export.errors import UsageError
+from eagle3_export.errors import StorageError, UsageError
 
 TOLERANCE = 1e-4
 """Largest relative difference of logits that counts as the same computation in float32."""
 
 REQUIRED_PACKAGES = ("speculators", "sglang")
-_RESULT_PREFIX = "eagle3-export-numeric "
+RESULT_PREFIX = "eagle3-export-numeric "  # of the worker's lines that are answers
 
 
 @dataclass(frozen=True)
@@ -82,14 +83,17 @@ class NumericCase:
 def verify_numeric(
     export: str | Path, source: str | Path, *, draft_window: int | None = None, timeout: float = 1800
 ) -> NumericReport:
-    """Compare one export with the checkpoint it was made from.
+    """Compares one export with the checkpoint it was made from.
 
     Args:
+        export: the export's directory.
+        source: the checkpoint's directory.
         draft_window: `--speculative-draft-window-size` of the launch arguments, where they have it.
         timeout: seconds.
 
     Raises:
         UsageError: sglang or speculators is not installed here, named.
+        StorageError: the comparing process could not be started.
     """
     require_packages()
     return compare([NumericCase(str(export), str(source), draft_window=draft_window)], timeout=timeout)[0]
@@ -107,7 +111,7 @@ def require_packages() -> None:
 
 
 def compare(cases: Sequence[NumericCase], *, timeout: float = 1800) -> list[NumericReport]:
-    """Compare several exports in one process per kind of server (with the plugin, without).
+    """Compares several exports in one process per kind of server (with the plugin, without).
 
     Returns:
         One report per case, in order. A case that cannot be built carries its `problem`; the others go on.
@@ -137,17 +141,19 @@ def _run_worker(cases: list[NumericCase], *, plugin: bool, timeout: float) -> li
             input=json.dumps(request),
             env=environment,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             timeout=timeout,
         )
         output, ending = done.stdout + done.stderr, f"status {done.returncode}"
     except subprocess.TimeoutExpired as expired:
         output, ending = _text(expired.stdout) + _text(expired.stderr), f"no answer within {timeout:.0f} s"
-    answers = [
-        json.loads(line.removeprefix(_RESULT_PREFIX))
-        for line in output.splitlines()
-        if line.startswith(_RESULT_PREFIX)
-    ]
+    except OSError as error:
+        raise StorageError(
+            f"{sys.executable} cannot be started for the numeric check: {error.strerror or error}.",
+            remedy="Free memory or processes on this machine and try again.",
+        ) from error
+    answers = _answers(output)
     versions = {name: _version(name) for name in (*REQUIRED_PACKAGES, "torch", "transformers")}
     reports = [
         NumericReport(case.export, case.source, versions=versions, **answer)
@@ -158,6 +164,18 @@ def _run_worker(cases: list[NumericCase], *, plugin: bool, timeout: float) -> li
     return reports + [
         NumericReport(case.export, case.source, problem=problem, versions=versions) for case in unanswered
     ]
+
+
+def _answers(output: str) -> list[dict[str, Any]]:
+    """What the worker said of one case after the other; a line that was cut off ends the list."""
+    answers: list[dict[str, Any]] = []
+    for line in output.splitlines():
+        if line.startswith(RESULT_PREFIX):
+            try:
+                answers.append(json.loads(line.removeprefix(RESULT_PREFIX)))
+            except ValueError:
+                break
+    return answers
 
 
 def _text(output: str | bytes | None) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
-import socket
 import sys
 import traceback
 from importlib import metadata
@@ -20,15 +19,16 @@ from typing import Any
 
 import torch
 
+from eagle3_export.numeric.compare import RESULT_PREFIX
 from eagle3_export.numeric.kernels import NoKernels, PlainAttention
+from eagle3_export.ports import free_port
 from eagle3_export.speculators_format.checkpoint import read_checkpoint
 
-RESULT_PREFIX = "eagle3-export-numeric "
 SEED = 20
 
 
 def main() -> None:
-    """Answer every case of the request, each on its own: one that fails does not stop the others."""
+    """Answers every case of the request, each on its own: one that fails does not stop the others."""
     request = json.load(sys.stdin)
     torch.set_grad_enabled(False)
     torch.set_default_dtype(torch.float32)
@@ -184,7 +184,7 @@ def start_sglang(*, plugin: bool) -> None:
         model_path="dummy", device="cpu", dtype="float32", attention_backend="torch_native"
     )
     publish(arguments, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
-    init_parallel_runtime(server_args=arguments, device="cpu", dist_port=_free_port())
+    init_parallel_runtime(server_args=arguments, device="cpu", dist_port=free_port())
 
 
 def resolve_served(export: Path) -> tuple[Any, Any]:
@@ -253,13 +253,6 @@ def _forward(
     )
     to_logits, aux = model.model(tokens, positions, batch)
     return to_logits, aux[0]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 if __name__ == "__main__":

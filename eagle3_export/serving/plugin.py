@@ -29,11 +29,12 @@ def activate() -> None:
 
 
 def register() -> None:
-    """Register the classes now; SGLang's `LlamaForCausalLMEagle3` gives way to its subclass of that name."""
+    """Registers the classes now; SGLang's `LlamaForCausalLMEagle3` gives way to its subclass of that name."""
     from sglang.srt.models.registry import ModelRegistry
 
     from eagle3_export.serving.models import EntryClass
 
-    # 0.5.23 may put its own models off; without them in place a later load would still let ours win
+    # SGLang 0.5.23 may import its own models only later (`_load_default_models`): what stands in this dictionary by
+    # then wins over them, so our class of the same name stays.
     ModelRegistry.models.update({model.__name__: model for model in EntryClass})
     logger.info("registered %s", ", ".join(model.__name__ for model in EntryClass))

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from eagle3_export.documents.schema import CheckpointKind
 from eagle3_export.speculators_format.checkpoint import Checkpoint
 from eagle3_export.speculators_format.run_files import INTERRUPTED, VAL_METRICS_FILE, epoch_of
-
-SaveKind = Literal["end_of_epoch", "mid_epoch", "interrupted", "best", "unknown"]
 
 NOT_WRITTEN = (
     "The checkpoint has no val_metrics.json: the trainer writes it only for an epoch that becomes the best."
@@ -30,7 +29,7 @@ class SavePoint:
         global_step: optimizer steps since the run began.
     """
 
-    kind: SaveKind
+    kind: CheckpointKind
     epoch: int | None
     local_step: int | None
     global_step: int | None
@@ -46,7 +45,7 @@ def save_point(checkpoint: Checkpoint) -> SavePoint:
     if name == INTERRUPTED:
         return SavePoint("interrupted", None, None, None)
     if state is not None:
-        kind: SaveKind = "mid_epoch" if state.local_step else "end_of_epoch"
+        kind: CheckpointKind = "mid_epoch" if state.local_step else "end_of_epoch"
         return SavePoint(kind, state.epoch, state.local_step, state.global_step)
     return SavePoint("best" if checkpoint.val_metrics else "unknown", epoch_of(name), None, None)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import MutableMapping
 
 from eagle3_export.errors import UsageError
+from eagle3_export.ports import free_port
 
 # What srun sets for each of its tasks, and what torch.distributed calls it.
 SLURM_NAMES = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_STEP_NUM_TASKS", "LOCAL_RANK": "SLURM_LOCALID"}
@@ -35,15 +35,9 @@ def complete_launch_environment(environment: MutableMapping[str, str] = os.envir
     elif "RANK" not in environment and "WORLD_SIZE" not in environment:
         environment.update({"RANK": "0", "WORLD_SIZE": "1"})
         environment.setdefault("MASTER_ADDR", "127.0.0.1")
-        environment.setdefault("MASTER_PORT", str(_free_port()))
+        environment.setdefault("MASTER_PORT", str(free_port()))
 
 
 def is_rank_zero(environment: MutableMapping[str, str] = os.environ) -> bool:
     """True in the process that speaks for the run."""
     return environment.get("RANK", "0") == "0"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -47,6 +47,7 @@ ORDER = [
     "documents",
     "estimates",
     "storage",
+    "ports",
 ]
 
 

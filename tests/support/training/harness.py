@@ -12,7 +12,6 @@ import json
 import multiprocessing
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
+
+from eagle3_export.ports import free_port
 
 ROOT = Path(__file__).parents[3]
 ON_PATH = Path(__file__).parent / "on_path"
@@ -68,12 +69,6 @@ def accelerate_launch(processes: int) -> list[str]:
 
 def plain() -> list[str]:
     return [sys.executable, *MODULE]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Launched(Protocol):
