@@ -22,11 +22,11 @@ from pathlib import Path
 from eagle3_export.documents.index import index_line
 from eagle3_export.documents.schema import ExportMetadata, RunRecord
 from eagle3_export.errors import CheckpointError, Eagle3ExportError, UsageError
-from eagle3_export.speculators_format.checkpoint import Checkpoint, read_checkpoint
+from eagle3_export.speculators_format.checkpoint import read_checkpoint
 from eagle3_export.speculators_format.run_files import INTERRUPTED, epoch_of, find_checkpoints
 from eagle3_export.speculators_format.save_point import save_point
 from eagle3_export.storage.faults import resolved, shown
-from eagle3_export.storage.fingerprint import newest_weights, sample_digest
+from eagle3_export.storage.fingerprint import is_same, newest_weights
 
 
 @dataclass(frozen=True)
@@ -129,20 +129,18 @@ def is_export_of(metadata: ExportMetadata, directory: Path, checkpoint: Path) ->
         step = read.training_state.global_step if read.training_state else None
         if None not in (step, metadata.global_step) and step != metadata.global_step:
             return False
-        return _same_weights(metadata, directory, read)
+        recorded = metadata.source.fingerprint
+        if recorded is None:
+            modified = newest_weights(read.directory)
+            return modified is not None and modified == newest_weights(directory)
+        return is_same(
+            (source.file for source in read.tensors.values()),
+            size=recorded.size,
+            modified_ns=recorded.modified_ns,
+            sample=recorded.sample_digest,
+        )
     except (Eagle3ExportError, OSError, ValueError):
         return False
-
-
-def _same_weights(metadata: ExportMetadata, directory: Path, checkpoint: Checkpoint) -> bool:
-    modified = newest_weights(checkpoint.directory)
-    recorded = metadata.source.fingerprint
-    if recorded is None:
-        return modified is not None and modified == newest_weights(directory)
-    files = {source.file.path: source.file for source in checkpoint.tensors.values()}.values()
-    if sum(file.size for file in files) != recorded.size:
-        return False
-    return modified == recorded.modified_ns or sample_digest(files) == recorded.sample_digest
 
 
 def _compare(exports: Sequence[Exported], save_path: Path) -> tuple[int, int]:

@@ -60,6 +60,55 @@ def _has_weights(directory: Path) -> bool:
     return (directory / WEIGHTS_FILE).exists() or (directory / WEIGHTS_INDEX_FILE).exists()
 
 
+def locate_checkpoint(path: str | Path) -> Path:
+    """Returns the real directory of a checkpoint, symlinks resolved.
+
+    Args:
+        path: a checkpoint directory, a symlink to one, a file in one, or a hub id in the local cache.
+
+    Raises:
+        CheckpointError: there is nothing, or nothing that says what the weights are.
+    """
+    directory = _directory_of(path)
+    if not (directory / CONFIG_FILE).exists():
+        raise CheckpointError(
+            f"{directory} has no {CONFIG_FILE}.",
+            why="It says what the weights are.",
+            remedy=_no_config_remedy(directory),
+        )
+    return directory
+
+
+def _directory_of(path: str | Path) -> Path:
+    local = Path(path)
+    try:
+        if local.is_file():
+            local = local.parent
+        if local.is_dir():
+            return local.resolve()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"{str(path)[:200]} cannot be read: {error}.") from error
+    cached = cached_snapshot(str(path))
+    if cached is not None:
+        return cached
+    raise CheckpointError(
+        f"{path} is neither a directory nor in the local Hugging Face cache.",
+        remedy=f"Check the path, or fetch it first: hf download {path}"
+        if is_hub_id(str(path))
+        else "Check the path.",
+    )
+
+
+def _no_config_remedy(directory: Path) -> str:
+    try:
+        below = find_checkpoints(directory)
+    except CheckpointError:
+        below = []
+    if below:
+        return f"Name one of its checkpoints, such as {below[-1]}, or convert all of them with --all."
+    return "Name a checkpoint directory that `speculators train` wrote."
+
+
 def is_save_path(directory: Path) -> bool:
     """Whether a trainer saves there: what it writes beside the checkpoints of a run lies there."""
     try:

@@ -68,6 +68,25 @@ def sample_digest(files: Iterable[SafetensorsFile]) -> str:
     return f"sha256:{sample.hexdigest()}"
 
 
+def is_same(files: Iterable[SafetensorsFile], *, size: int, modified_ns: int, sample: str) -> bool:
+    """Whether weight files are those of an earlier `WeightsFingerprint`, as they are now or copied.
+
+    Args:
+        files: of one checkpoint.
+        size: of the fingerprint.
+        modified_ns: of the fingerprint.
+        sample: its `sample_digest`; read only where the times differ.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    ordered = _ordered(files)
+    if sum(file.size for file in ordered) != size:
+        return False
+    newest = max((file.path.stat().st_mtime_ns for file in ordered), default=0)
+    return newest == modified_ns or sample_digest(ordered) == sample
+
+
 def newest_weights(directory: Path) -> int | None:
     """Returns when the newest weight file in a directory was written, in ns since 1970; None where there is none."""
     try:

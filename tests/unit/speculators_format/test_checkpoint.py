@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 from eagle3_export.errors import CheckpointError, Eagle3ExportError, ExportInvalidError
 from eagle3_export.sglang.config import read_exported_draft, translate_config
-from eagle3_export.speculators_format.checkpoint import TrainingState, read_checkpoint
+from eagle3_export.speculators_format.checkpoint import read_checkpoint
 from eagle3_export.speculators_format.draft import parse_draft
 from eagle3_export.speculators_format.fields import EXPORT
 from eagle3_export.speculators_format.run_files import find_checkpoints
 from eagle3_export.speculators_format.tensors import check_layout, expected_shapes, unwrap_names
+from eagle3_export.speculators_format.training_state import TrainingState
 from eagle3_export.speculators_format.vocabulary import check_vocabulary
 from tests.support.drafts import CONFIG, SHAPES, TARGET_IDS, Tensor, safetensors_bytes, write_checkpoint
 
