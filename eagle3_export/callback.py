@@ -23,6 +23,7 @@ from eagle3_export.training.hollow_checkpoint import check_before_training
 from eagle3_export.training.hooks import require_hooks, wrap
 from eagle3_export.training.interrupts import deferred_interrupts
 from eagle3_export.training.ranks import CommonStop, RankZeroBoard
+from eagle3_export.training.replay import ValidationReplay
 from eagle3_export.training.run_exports import RunExports, Save
 from eagle3_export.training.trainer_metrics import RecentTraining, counted_positions
 
@@ -74,7 +75,8 @@ class SGLangExportCallback:
         self._stop: CommonStop | None = None
         self._unexported: dict[str, Save] = {}
         self._epoch: int | None = None
-        self._positions: dict[str, int] = {}
+        self._replay: ValidationReplay | None = None
+        self._validation = ValidationMetrics(None, NOT_YET)
         self._recent = RecentTraining()
         self._last_step = 0
         self._interrupted_at: float | None = None
@@ -109,8 +111,16 @@ class SGLangExportCallback:
         # Speculators frees the trainer while exports are still in flight.
         self._trainer_reference = weakref.ref(trainer)
         setattr(trainer, MARK, self)
+        self._replay = ValidationReplay(
+            trainer,
+            self._config.num_steps,
+            replay_num_steps=self._config.replay_num_steps,
+            board=self._board,
+        )
         if self._exports is not None:
             self._watch_saves(trainer)
+        else:
+            wrap(trainer, "val_epoch", self._around_others_val_epoch)
         if self._config.on_failure == "raise":
             self._stop = CommonStop(self._board, lambda: self._exports.failure if self._exports else None)
             self._watch_for_stop(trainer, self._stop)
@@ -241,26 +251,40 @@ class SGLangExportCallback:
         return result
 
     def _around_val_epoch(self, original: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+        assert self._replay is not None
         loader = self._trainer.val_loader
-        with counted_positions(0 if loader is None else len(loader)) as self._positions:
+        self._validation = ValidationMetrics(None, NOT_YET)
+        with (
+            counted_positions(0 if loader is None else len(loader)) as positions,
+            self._replay.watching(),
+        ):
             metrics = original()
         with _without_harm_to_training():
             if metrics:
-                self._validated(str(arguments["epoch"]), {**metrics, **self._positions})
+                replayed = self._replay.result()
+                self._validation = ValidationMetrics(
+                    {**metrics, **positions}, replay=replayed.record(), no_replay=replayed.reason
+                )
+                self._validated(str(arguments["epoch"]))
         return metrics
 
-    def _validated(self, name: str, metrics: Mapping[str, Any]) -> None:
-        """These are the metrics of the save of that name only if no step was taken since."""
+    def _around_others_val_epoch(self, original: Callable[..., Any], _: Mapping[str, Any]) -> Any:
+        """On the other ranks, which hand their counts to rank 0."""
+        assert self._replay is not None
+        with self._replay.watching():
+            return original()
+
+    def _validated(self, name: str) -> None:
+        """The last validation is that of the save of that name only if no step was taken since."""
         assert self._exports is not None
         save = self._exports.latest_save(name)
         if save and save.moment and save.moment.global_step == self._trainer.global_step:
-            self._exports.add_metrics(name, metrics)
+            self._exports.add_metrics(name, self._validation)
 
     def _around_maybe_update_best(self, original: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
         """With ``--save-best`` the save happens in here, after its validation and before the trainer's sweep."""
         result = original()
-        validated = arguments["val_metrics"]
-        metrics = ValidationMetrics({**validated, **self._positions} if validated else None, NOT_YET)
+        metrics = self._validation if arguments["val_metrics"] else ValidationMetrics(None, NOT_YET)
         with _without_harm_to_training():
             self._export(str(arguments["epoch"]), "best", 0, metrics=metrics)
         return result

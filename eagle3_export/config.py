@@ -68,6 +68,9 @@ class ExportConfig(BaseModel):
     num_steps: Annotated[tuple[Depth, ...], Field(min_length=1)] = Field(
         (1, 3, 5, 10, 16), description="Draft depths to estimate the acceptance length for.", strict=False
     )
+    replay_num_steps: Depth | None = Field(
+        None, description="Replay validations at depths up to this one too, in passes of their own."
+    )
     keep_last: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Exports to keep; the newest and the best always stay."
     )

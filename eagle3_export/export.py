@@ -47,6 +47,7 @@ from eagle3_export.documents.schema import (
 )
 from eagle3_export.errors import CheckpointError, StorageError, UsageError
 from eagle3_export.estimates.acceptance import AccuracySource, Coverage
+from eagle3_export.estimates.replay import Replay
 from eagle3_export.output_directory import OutputDirectory
 from eagle3_export.sglang.target import ServingTarget
 from eagle3_export.speculators_format.checkpoint import Checkpoint, read_checkpoint
@@ -93,6 +94,8 @@ class ValidationMetrics:
         values: as the trainer returns them (`full_acc_0`, `cond_acc_0` ...), in [0, 1]; None where there are none.
         missing_reason: why there are none.
         source: "training" where a run without validation has nothing better.
+        replay: the walk over the text of that validation, or None.
+        no_replay: why `replay` is None.
 
     Example:
         >>> ValidationMetrics({"full_acc_0": 0.8, "full_acc_1": 0.6}).source
@@ -103,6 +106,8 @@ class ValidationMetrics:
     values: Mapping[str, Any] | None
     missing_reason: str | None = None
     source: AccuracySource = "validation"
+    replay: Replay | None = None
+    no_replay: str | None = None
 
 
 @dataclass
@@ -215,6 +220,8 @@ class PreparedExport:
             metrics=self.metrics.values,
             metrics_source=self.metrics.source,
             metrics_missing_reason=self.metrics.missing_reason,
+            replay=self.metrics.replay,
+            no_replay=self.metrics.no_replay,
             num_steps=self.config.num_steps,
             coverage=self.coverage,
             run=run,

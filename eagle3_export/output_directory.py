@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from eagle3_export.estimates.acceptance import AccuracySource
+    from eagle3_export.estimates.replay import Replay
 
 __all__ = [
     "OutputDirectory",
@@ -321,6 +322,8 @@ class OutputDirectory:
         *,
         source: AccuracySource = "validation",
         missing_reason: str | None = None,
+        replay: Replay | None = None,
+        no_replay: str | None = None,
     ) -> ExportMetadata:
         """Writes the metrics of an export's own validation into its metadata and model card, each by rename.
 
@@ -329,6 +332,8 @@ class OutputDirectory:
             metrics: the trainer's, None if it turned out that there are none.
             source: what measured them.
             missing_reason: why there are none.
+            replay: the walk over the same text; None keeps the one that the export has.
+            no_replay: why there is none.
 
         Raises:
             ExportInvalidError: the export has no readable metadata.json.
@@ -339,6 +344,8 @@ class OutputDirectory:
             metrics,
             source=source,
             missing_reason=missing_reason or NOT_VALIDATED,
+            replay=replay,
+            no_replay=no_replay,
         )
         replace_documents(self.path / name, metadata)
         self.refresh()

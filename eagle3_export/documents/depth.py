@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from eagle3_export.documents.measurements import MeasurementSeries, series
 from eagle3_export.documents.schema import ExportMetadata, Measurement
-from eagle3_export.estimates.acceptance import estimated_lengths
+from eagle3_export.estimates.acceptance import computed_steps, estimated_lengths
 from eagle3_export.estimates.depth import best_depth, require_cost_ratio
 
 FALLBACK_NUM_STEPS = 3  # sglang 0.5.23's choice for Llama-style EAGLE-3 drafts
@@ -95,9 +95,9 @@ def _by_cost(
     if not lengths:
         return None
     best = best_depth(lengths, cost_ratio)
-    trained = len(metadata.acceptance.steps)
-    beyond = kind == "estimated" and best.num_steps > trained
-    extrapolated = f"; extrapolated beyond the {trained} trained" if beyond else ""
+    computed = computed_steps(metadata.acceptance)
+    beyond = kind == "estimated" and best.num_steps > computed
+    extrapolated = f"; extrapolated beyond the {computed} computed" if beyond else ""
     return Recommendation(
         best.num_steps,
         best.acceptance_length,

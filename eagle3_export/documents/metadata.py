@@ -10,10 +10,12 @@ from importlib import metadata as installed
 from typing import Any
 
 from eagle3_export._version import __version__
+from eagle3_export.compatibility.text_rules import OTHER_TEXT_ID, other_text
 from eagle3_export.documents.json_files import utc_now
 from eagle3_export.documents.measurements import measured_section, measurements_of, with_newest
 from eagle3_export.documents.schema import (
     ExportMetadata,
+    FindingRecord,
     Measurement,
     RunRecord,
     Serving,
@@ -22,6 +24,7 @@ from eagle3_export.documents.schema import (
 )
 from eagle3_export.estimates.acceptance import (
     DEFAULT_NUM_STEPS,
+    NO_REPLAY,
     AccuracySource,
     Coverage,
     estimate_acceptance,
@@ -29,6 +32,7 @@ from eagle3_export.estimates.acceptance import (
 from eagle3_export.estimates.accuracies import step_accuracies
 from eagle3_export.estimates.chain import NO_ACCURACIES
 from eagle3_export.estimates.reasons import explained
+from eagle3_export.estimates.replay import Replay
 
 NO_RUN = "It was not exported to the output directory of a run."
 NOT_VALIDATED = "This checkpoint has not been validated yet."
@@ -48,6 +52,8 @@ def build_metadata(
     metrics_missing_reason: str | None = None,
     num_steps: Sequence[int] = DEFAULT_NUM_STEPS,
     coverage: Coverage | None = None,
+    replay: Replay | None = None,
+    no_replay: str | None = None,
     versions: Mapping[str, str] | None = None,
     run: RunRecord | None = None,
 ) -> ExportMetadata:
@@ -65,6 +71,8 @@ def build_metadata(
         metrics_missing_reason: why there are none; default: not validated yet.
         num_steps: draft depths to estimate for.
         coverage: of the draft vocabulary over the run's text, where known.
+        replay: the walk over its validation text, where there was one.
+        no_replay: why there was none.
         versions: default: those of `loaded_versions`.
         run: the training run it is of.
     """
@@ -78,7 +86,7 @@ def build_metadata(
         **values,
         name=name,
         created_at=utc_now(),
-        sglang=sglang,
+        sglang=_with_text_finding(sglang, replay),
         source=source,
         weights=weights,
         versions=dict(versions if versions is not None else loaded_versions()),
@@ -89,6 +97,8 @@ def build_metadata(
             num_steps,
             coverage,
             reasons,
+            replay,
+            no_replay,
         ),
     )
 
@@ -99,6 +109,8 @@ def with_metrics(
     *,
     source: AccuracySource = "validation",
     missing_reason: str = NOT_VALIDATED,
+    replay: Replay | None = None,
+    no_replay: str | None = None,
 ) -> ExportMetadata:
     """Returns the same export with the accuracies that its own validation, or its training, measured.
 
@@ -107,11 +119,22 @@ def with_metrics(
         metrics: the trainer's, None if it turned out that there are none.
         source: where they come from.
         missing_reason: why there are none.
+        replay: the walk over the same text; None keeps the one that the export has.
+        no_replay: why there is none.
     """
-    depths = metadata.acceptance.requested_num_steps
+    acceptance = metadata.acceptance
+    replay = replay or acceptance.replay
     values = _acceptance_values(
-        metrics, source, missing_reason, depths, metadata.acceptance.coverage, metadata.reasons
+        metrics,
+        source,
+        missing_reason,
+        acceptance.requested_num_steps,
+        acceptance.coverage,
+        metadata.reasons,
+        replay,
+        no_replay,
     )
+    values["sglang"] = _with_text_finding(metadata.sglang, replay)
     if metadata.measured is not None:
         trained = len(values["acceptance"].steps)
         values["measured"] = measured_section(metadata.measured.measurements, trained) or metadata.measured
@@ -143,6 +166,8 @@ def _acceptance_values(
     num_steps: Sequence[int],
     coverage: Coverage | None,
     reasons: Mapping[str, str],
+    replay: Replay | None,
+    no_replay: str | None,
 ) -> dict[str, Any]:
     """Returns the leading numbers, their reasons and the `acceptance` section."""
     accuracies = step_accuracies(metrics or {})
@@ -151,7 +176,9 @@ def _acceptance_values(
         num_steps,
         source=source,
         coverage=coverage,
+        replay=replay,
         missing_reason=missing_reason if metrics is None else NO_ACCURACIES,
+        no_replay=no_replay or NO_REPLAY,
     )
     leading = {
         "full_acc_0": accuracies.full_acc_0,
@@ -161,6 +188,15 @@ def _acceptance_values(
     # An accuracy that was not reported at all is missing for the same reason as the estimate.
     why = explained(leading, estimate.reasons, estimate.reasons.get("estimated_acceptance_length", ""))
     return {**leading, "acceptance": estimate, "reasons": {**kept, **why}}
+
+
+def _with_text_finding(sglang: Serving, replay: Replay | None) -> Serving:
+    """Returns the section with the finding that the replayed text is not the verifier's own, or without it."""
+    findings = [known for known in sglang.findings if known.id != OTHER_TEXT_ID]
+    found = other_text(replay.first_choice_share if replay is not None else None)
+    if found is not None:
+        findings.append(FindingRecord.model_validate(found))
+    return sglang.model_copy(update={"findings": findings})
 
 
 def loaded_versions() -> dict[str, str]:

@@ -28,15 +28,23 @@ from eagle3_export.estimates.chain import (
     trained_chain,
 )
 from eagle3_export.estimates.reasons import explained
+from eagle3_export.estimates.replay import TOO_FEW_DOCUMENTS, Replay
 
-Method = Literal["cumulative", "conditional", "geometric"]
+Method = Literal["replay", "cumulative", "conditional", "geometric"]
 AccuracySource = Literal["validation", "training"]
 
 DEFAULT_NUM_STEPS = (1, 3, 5, 10, 16)
 MAX_NUM_STEPS = MAX_TTT_STEPS
 
 NO_ESTIMATE = "There is no estimate."
+NO_REPLAY = "No validation text was replayed; `eagle3-export estimate` does it."
 _NO_POSITIONS = "The trainer reported ratios without the positions behind them."
+_ASSUMED_OF_REPLAYS = {
+    "replay": "Counted by walking text that exists as a server's verify steps do, with greedy chains. It speaks for"
+    " text of that kind, written by the sampling that wrote it; your users' text may be easier or harder.",
+    "extrapolated": "Depths whose chains were not computed are extrapolated: a chain that held is taken to hold on for"
+    " as long as the chains that start after it in the text hold over their whole trained depth.",
+}
 _ASSUMPTIONS = {
     "training": "From the last logged training batches, not from held-out data: noisy, and higher than a"
     " validation would say.",
@@ -99,7 +107,8 @@ class AcceptanceEstimate:
     estimated_acceptance_length: float | None
     """The headline, at depth num_steps."""
     method: Method | None
-    """cumulative: 1 + sum of full_acc_k; conditional: those as products of cond_acc; geometric: see below."""
+    """replay: counted over verify steps. Over positions: cumulative: 1 + sum of full_acc_k; conditional: those as
+    products of cond_acc; geometric: see below."""
     includes_bonus_token: bool | None
     """Whether the headline counts the verifier's own token, as SGLang and vLLM do; not so for geometric."""
     num_steps: int | None
@@ -118,6 +127,11 @@ class AcceptanceEstimate:
     """Estimates for the depths asked for, bonus token included in each."""
     coverage: Coverage | None = None
     """How much of the run's text the draft vocabulary can spell."""
+    position_mean_acceptance_length: float | None = None
+    """1 + sum of full_acc_k at the trained depth, bonus token included: a mean over positions, above what a server
+    reports wherever the text is harder in some places than in others."""
+    replay: Replay | None = None
+    """The walk that the headline comes from, where there is one."""
     assumptions: list[str] = field(default_factory=list)
     """What the estimate takes for granted."""
     reasons: dict[str, str] = field(default_factory=dict)
@@ -130,7 +144,9 @@ def estimate_acceptance(
     *,
     source: AccuracySource | None = "validation",
     coverage: Coverage | None = None,
+    replay: Replay | None = None,
     missing_reason: str = NO_ACCURACIES,
+    no_replay: str = NO_REPLAY,
 ) -> AcceptanceEstimate:
     """Estimates the acceptance length of a draft at several depths.
 
@@ -139,7 +155,9 @@ def estimate_acceptance(
         num_steps: draft depths for the table, each a whole number from 1 to 64.
         source: where the accuracies come from; None where there are none.
         coverage: what share of the workload's tokens the draft vocabulary holds, for the adjusted estimate.
+        replay: the walk over the same text, which the headline then comes from.
         missing_reason: why there are no accuracies, where there are none.
+        no_replay: why there is no replay, where there is none.
 
     Returns:
         the estimate; values that may not be derived are None with a reason in `reasons`.
@@ -158,22 +176,31 @@ def estimate_acceptance(
     chain = trained_chain(accuracies)
     geometric, no_geometric = _geometric(accuracies)
     values: dict[str, Any] = {
-        "source": source if accuracies.steps else None,
+        "source": source if accuracies.steps or replay else None,
         "geometric_acceptance_length": geometric,
         "coverage": coverage,
-        **_headline(accuracies, chain, geometric, coverage),
+        "position_mean_acceptance_length": acceptance_length(chain.shares) if chain.shares else None,
+        "replay": replay,
+        **(_replayed(replay) if replay else _headline(accuracies, chain, geometric, coverage)),
     }
     refusal = no_geometric if chain.method == "geometric" else chain.refusal
-    because = _because(values, refusal if accuracies.steps else missing_reason)
-    if accuracies.steps and no_geometric != chain.refusal:
-        because["geometric_acceptance_length"] = no_geometric
-    per_depth = _per_depth(accuracies, chain, depths, coverage)
+    refusal = refusal if accuracies.steps else missing_reason
+    because = _because(values, refusal) | {"replay": no_replay}
+    if replay or values["estimated_acceptance_length"] is not None:
+        because["position_mean_acceptance_length"] = refusal
+    if replay or (accuracies.steps and no_geometric != chain.refusal):
+        because["geometric_acceptance_length"] = no_geometric if accuracies.steps else refusal
+    per_depth = (
+        _replayed_depths(replay, depths) if replay else _per_depth(accuracies, chain, depths, coverage)
+    )
     return AcceptanceEstimate(
         **values,
         steps=list(accuracies.steps),
         requested_num_steps=depths,
         per_depth=per_depth,
-        assumptions=_assumptions(chain, source, values["interval"], per_depth),
+        assumptions=_assumed_of_replay(per_depth)
+        if replay
+        else _assumptions(chain, source, values["interval"], per_depth),
         reasons={**accuracies.reasons, **explained(values, because, NO_ESTIMATE)},
     )
 
@@ -186,13 +213,16 @@ def estimated_lengths(
     Args:
         estimate: as a document holds it.
         max_num_steps: the last depth; none beyond 64 is estimated.
-        adjusted: for text that leaves the draft vocabulary as often as the coverage says.
+        adjusted: for text that leaves the draft vocabulary as often as the coverage says. A replay counts that anyway.
 
     Returns:
-        tokens per verify step by depth; empty where they are not known.
+        tokens per verify step by depth; empty where they are not known. Depths that a replay left out are missing.
     """
     if estimate.estimated_acceptance_length is None or (adjusted and estimate.coverage is None):
         return {}
+    if estimate.replay is not None:
+        walks = [walk for walk in estimate.replay.depths if walk.num_steps <= max_num_steps]
+        return {} if adjusted else {walk.num_steps: walk.acceptance_length for walk in walks}
     shares = trained_chain(StepAccuracies(tuple(estimate.steps))).to_depth(min(max_num_steps, MAX_NUM_STEPS))
     ratio = estimate.coverage.ratio if adjusted and estimate.coverage is not None else 1.0
     return {depth: acceptance_length(shares[:depth], ratio) for depth in range(1, len(shares) + 1)}
@@ -200,6 +230,9 @@ def estimated_lengths(
 
 def estimated_interval(estimate: AcceptanceEstimate, num_steps: int) -> Interval | None:
     """Returns the 95 % interval of the estimate at one depth; None where it is not known."""
+    if estimate.replay is not None:
+        walk = estimate.replay.at(num_steps)
+        return walk.interval if walk else None
     if estimate.method != "cumulative" or num_steps > len(estimate.steps):
         return None
     accuracies = StepAccuracies(tuple(estimate.steps))
@@ -244,11 +277,47 @@ def _headline(
     return values
 
 
+def computed_steps(estimate: AcceptanceEstimate) -> int:
+    """Returns the deepest depth that the estimate is not extrapolated to; 0 where there is none."""
+    return estimate.replay.computed_steps if estimate.replay is not None else len(estimate.steps)
+
+
+def _replayed(replay: Replay) -> dict[str, Any]:
+    """The headline of a replay, and what belongs to it."""
+    walk = replay.at(replay.num_steps)
+    return {
+        "estimated_acceptance_length": walk.acceptance_length if walk else None,
+        "method": "replay",
+        "includes_bonus_token": True,
+        "num_steps": replay.num_steps,
+        "adjusted_acceptance_length": None,
+        "interval": walk.interval if walk else None,
+    }
+
+
+def _replayed_depths(replay: Replay, depths: Sequence[int]) -> list[DepthEstimate]:
+    walks = [walk for depth in depths if (walk := replay.at(depth)) is not None]
+    return [
+        DepthEstimate(walk.num_steps, walk.acceptance_length, walk.extrapolated, walk.interval)
+        for walk in walks
+    ]
+
+
+def _assumed_of_replay(rows: Sequence[DepthEstimate]) -> list[str]:
+    extrapolated = any(row.extrapolated for row in rows)
+    return [text for name, text in _ASSUMED_OF_REPLAYS.items() if name != "extrapolated" or extrapolated]
+
+
 def _because(values: Mapping[str, Any], refusal: str | None) -> dict[str, str | None]:
     """Why a value may be null. Where there is no estimate at all, only the length itself says why."""
     because: dict[str, str | None] = {"coverage": "The token frequencies of the run are not known."}
     if values["estimated_acceptance_length"] is None:
         return because | {"estimated_acceptance_length": refusal}
+    if values["method"] == "replay":
+        return because | {
+            "adjusted_acceptance_length": "The replay counts words outside the draft vocabulary as they occur.",
+            "interval": TOO_FEW_DOCUMENTS,
+        }
     if values["method"] == "geometric":
         return because | {
             "num_steps": "The geometric estimate has no depth.",

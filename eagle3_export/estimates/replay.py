@@ -12,16 +12,78 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from eagle3_export.estimates.accuracies import Z95, Interval
+from eagle3_export.estimates.accuracies import IN_DOCUMENTS, Z95, Interval, Share
 
 Integers = NDArray[np.int64]
 
-TOO_FEW_DOCUMENTS = "An interval needs two documents at least."
+DEEPEST = 16  # walked at every depth up to here, so that a depth to deploy can be chosen
+VALIDATION = "the run's validation"
+NO_FIRST_CHOICES = "The verifier's first choices were not seen."
+TOO_FEW_DOCUMENTS = "The interval is over documents, and there is only one."
+
+
+@dataclass(frozen=True, slots=True)
+class DepthReplay:
+    """What a replay counted at one draft depth."""
+
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = IN_DOCUMENTS
+
+    num_steps: int
+    """Draft depth: SGLang's --speculative-num-steps, with top-k 1."""
+    acceptance_length: float
+    """Tokens per verify step, bonus token included: 1 + accepted drafts / verify steps."""
+    extrapolated: bool
+    """True where chains of that depth were not computed: one that held goes on as those that start later do."""
+    interval: Interval | None
+    """95 % interval, with documents as the independent unit; null with a single document."""
+    documents: int
+    """Documents walked."""
+    verify_steps: int
+    """Verify steps of all walks."""
+    histogram: list[int]
+    """Verify steps that accepted 0, 1, … num_steps drafts."""
+    accepted_per_position: list[Share]
+    """Share of verify steps in which at least k + 1 drafts were accepted, k < num_steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What a walk over text counted that went as a server's verify steps go."""
+
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = IN_DOCUMENTS
+
+    text: str
+    """What was walked: the run's validation, or the data that was given."""
+    num_steps: int
+    """The trained depth, which is that of the headline."""
+    documents: int
+    """Documents with a response of two tokens or more."""
+    spans: int
+    """Responses in them."""
+    response_tokens: int
+    """Tokens of the responses that are in the draft vocabulary."""
+    first_choices: int
+    """Those of them that are the verifier's first choice within the draft vocabulary."""
+    first_choice_share: Share | None
+    """first_choices / response_tokens: near 1 for text that the verifier wrote greedily."""
+    depths: list[DepthReplay]
+    """The walks, by depth."""
+    reasons: dict[str, str] = field(default_factory=dict)
+    """Why a value here is null, by its name; `deeper` for a pass deeper than trained that was asked for."""
+
+    def at(self, num_steps: int) -> DepthReplay | None:
+        """Returns the walk at one depth, or None if there was none."""
+        return next((walk for walk in self.depths if walk.num_steps == num_steps), None)
+
+    @property
+    def computed_steps(self) -> int:
+        """The deepest chains that were computed."""
+        return max((walk.num_steps for walk in self.depths if not walk.extrapolated), default=self.num_steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +295,58 @@ def _depth_counts(histograms: Integers, documents: Sequence[int], depth: int) ->
     counts.accepted_times_steps = int(accepted @ steps)
     counts.steps_squared = int(steps @ steps)
     return counts
+
+
+def replay_record(
+    counts: ReplayCounts,
+    deeper: ReplayCounts | None = None,
+    *,
+    text: str = VALIDATION,
+    no_deeper: str | None = None,
+) -> Replay:
+    """Returns counts as a document holds them.
+
+    Args:
+        counts: of chains of the trained depth; at least one verify step.
+        deeper: of longer chains, perhaps of fewer documents; depths beyond the trained one are taken from it.
+        text: what was walked.
+        no_deeper: why there is no `deeper` though it was asked for.
+    """
+    depths = []
+    for depth in sorted({*counts.depths, *(deeper.depths if deeper else ())}):
+        source = deeper if deeper is not None and depth > counts.trained_steps else counts
+        if depth in source.depths and source.depths[depth].verify_steps:
+            depths.append(_depth_replay(source.depths[depth], depth, depth > source.trained_steps))
+    share = counts.first_choices / counts.response_tokens if counts.response_tokens else None
+    reasons = {} if share is not None else {"first_choice_share": NO_FIRST_CHOICES}
+    if any(walk.interval is None for walk in depths):
+        reasons["interval"] = TOO_FEW_DOCUMENTS
+    if no_deeper is not None:
+        reasons["deeper"] = no_deeper
+    return Replay(
+        text=text,
+        num_steps=counts.trained_steps,
+        documents=counts.documents,
+        spans=counts.spans,
+        response_tokens=counts.response_tokens,
+        first_choices=counts.first_choices,
+        first_choice_share=share,
+        depths=depths,
+        reasons=reasons,
+    )
+
+
+def _depth_replay(counts: DepthCounts, depth: int, extrapolated: bool) -> DepthReplay:
+    return DepthReplay(
+        num_steps=depth,
+        acceptance_length=counts.acceptance_length,
+        extrapolated=extrapolated,
+        interval=counts.interval(),
+        documents=counts.documents,
+        verify_steps=counts.verify_steps,
+        histogram=list(counts.histogram),
+        accepted_per_position=counts.accepted_per_position,
+    )
 
 
 def student_t95(degrees: int) -> float:

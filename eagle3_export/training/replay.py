@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from eagle3_export.errors import Eagle3ExportError
-from eagle3_export.estimates.replay import ReplayCounts
+from eagle3_export.estimates.replay import DEEPEST, Replay, ReplayCounts, replay_record
 from eagle3_export.training.chains import (
     ChainReplay,
     first_choices,
@@ -62,6 +62,12 @@ class Replayed:
     reason: str | None = None
     deeper: ReplayCounts | None = None
     no_deeper: str | None = None
+
+    def record(self) -> Replay | None:
+        """Returns the counts as a document holds them."""
+        if self.counts is None:
+            return None
+        return replay_record(self.counts, self.deeper, no_deeper=self.no_deeper)
 
 
 class ValidationReplay:
@@ -164,7 +170,7 @@ class ValidationReplay:
                 logger.warning("%s", self._no_deeper, exc_info=error)
 
     def _depths(self, steps: int) -> list[int]:
-        return sorted({*range(1, steps + 1), *self._num_steps})
+        return sorted({*range(1, max(steps, DEEPEST) + 1), *self._num_steps})
 
     def _go_deeper(self, draft: Any, batch: Mapping[str, Any], offsets: Tensor | None) -> None:
         """The same batch once more, with longer chains and without a loss."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from eagle3_export.config import ExportConfig
 from eagle3_export.dashboards import log_export, log_failure, log_validation
@@ -99,7 +98,7 @@ class RunExports:
             discard=lambda: self._supersede(save, prepared),
         )
 
-    def add_metrics(self, name: str, metrics: Mapping[str, Any]) -> None:
+    def add_metrics(self, name: str, metrics: ValidationMetrics) -> None:
         """Write the metrics of that export's own validation into it, once it is published."""
         self._queue.submit(name, lambda: self._update(name, metrics))
 
@@ -189,12 +188,14 @@ class RunExports:
         prepared.close()
         logger.info("%s was saved again before its export began: only the newer is exported.", save.name)
 
-    def _update(self, name: str, metrics: Mapping[str, Any]) -> None:
+    def _update(self, name: str, metrics: ValidationMetrics) -> None:
         if name in self._missing:
             return
         try:
             self._open()
-            metadata = self._output.add_metrics(name, metrics)
+            metadata = self._output.add_metrics(
+                name, metrics.values, replay=metrics.replay, no_replay=metrics.no_replay
+            )
             self._news.append(lambda step: log_validation(metadata, step=step))
         except Exception as error:
             self._failed(name, error)

@@ -431,7 +431,7 @@ class TestDepth:
     def test_a_depth_beyond_the_trained_ones_says_so(self, cost_ratio, extrapolated):
         reason = recommend_depth(export(metrics=accuracies(0.8, 0.6, 0.4)), cost_ratio=cost_ratio).reason
         assert f"costs {cost_ratio} of a step without a draft" in reason
-        assert ("extrapolated beyond the 3 trained" in reason) == extrapolated
+        assert ("extrapolated beyond the 3 computed" in reason) == extrapolated
 
     def test_without_cost_the_trained_depth_and_how_to_find_out(self):
         advice = recommend_depth(export(metrics=accuracies(0.8, 0.6, 0.4)))
