@@ -28,6 +28,7 @@ def test_defaults_are_those_of_the_readme() -> None:
         "on_failure": "warn",
         "embed_tokens": "keep",
         "num_steps": (1, 3, 5, 10, 16),
+        "replay_num_steps": None,
         "keep_last": None,
     }
 
@@ -38,6 +39,7 @@ def test_defaults_are_those_of_the_readme() -> None:
         ({"outptu_dir": "x"}, "outptu_dir"),
         ({"runtime": "fast"}, "runtime"),
         ({"keep_last": "3"}, "keep_last"),
+        ({"replay_num_steps": 65}, "replay_num_steps"),
         ({"keep_last": 0}, "keep_last"),
         ({"keep_last": True}, "keep_last"),
         ({"num_steps": []}, "num_steps"),

@@ -149,3 +149,18 @@ def as_arguments(flags: Mapping[str, Any]) -> list[str]:
 def train_arguments(world: TinyWorld, save_path: Path, **changes: Any) -> list[str]:
     """The arguments of a CPU training run: see ``train_flags``."""
     return as_arguments(train_flags(world, save_path, **changes))
+
+
+def in_float32(checkpoint: Path, directory: Path) -> Path:
+    """Copy a saved draft with its tensors in float32, as a CPU needs them to start from (`from_pretrained`)."""
+    import json
+
+    from safetensors.torch import load_file, save_file
+
+    directory.mkdir(parents=True)
+    tensors = load_file(checkpoint / "model.safetensors")
+    wide = {name: t.float() if t.is_floating_point() else t for name, t in tensors.items()}
+    save_file(wide, directory / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((checkpoint / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "dtype": "float32"}))
+    return directory

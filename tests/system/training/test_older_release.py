@@ -14,8 +14,10 @@ from tests.support.training.harness import ROOT
 pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.training]
 
 RELEASE = "0.8.1"
-TESTS = ("test_saves.py", "test_callback.py")
-SELECTED = "end_of_epoch or fractions or save_best or interrupted_in_an_epoch"
+TESTS = ("test_saves.py", "test_callback.py", "test_replay.py")
+SELECTED = (
+    "end_of_epoch or fractions or save_best or interrupted_in_an_epoch or replay or counts_of_every_rank"
+)
 
 
 @pytest.fixture(scope="session")

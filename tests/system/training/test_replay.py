@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from eagle3_export.training.replay import Replayed, ValidationReplay
-from tests.support.training.recorder import with_trainer
-from tests.support.training.tiny_world import TinyWorld
+from tests.support.training.checks import metadata, output_of
+from tests.support.training.harness import start_forked
+from tests.support.training.recorder import train, with_trainer
+from tests.support.training.tiny_world import TinyWorld, in_float32, train_arguments
 
 # until some drafts are right
 LEARNS: dict[str, Any] = {"lr": 0.01, "epochs": 15, "draft_attn_impl": "sdpa", "train_data_ratio": 0.6}
@@ -119,7 +121,7 @@ def test_the_replay_is_the_walk_over_the_validation(
         assert not trainer.model._forward_hooks
         assert replayed.reason is None
         counts = replayed.counts
-        assert counts is not None and set(counts.depths) == {1, 2, 3, 8}
+        assert counts is not None and set(counts.depths) == set(range(1, 17))
         for depth in (1, 2, 3):
             expected = walked_by_hand(trainer, 3, depth)
             assert counts.depths[depth].histogram == expected["histogram"]
@@ -131,7 +133,7 @@ def test_the_replay_is_the_walk_over_the_validation(
         if deeper is None:
             assert replayed.deeper is None
         else:
-            assert replayed.deeper is not None and set(replayed.deeper.depths) == {1, 2, 3, 4, 5, 6, 8}
+            assert replayed.deeper is not None and set(replayed.deeper.depths) == set(range(1, 17))
             for depth in (3, 6):
                 expected = walked_by_hand(trainer, 6, depth)
                 assert replayed.deeper.depths[depth].histogram == expected["histogram"]
@@ -216,3 +218,68 @@ def test_what_cannot_be_replayed_is_a_reason_and_no_error(turns: TinyWorld, save
 
 def no_response(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "loss_mask": [0] * len(row["loss_mask"])}
+
+
+def test_the_headline_is_the_replay_and_the_trainers_files_are_the_same(
+    turns: TinyWorld, save_path: Path, tmp_path: Path
+) -> None:
+    status, records = train(turns, save_path, epochs=2)
+    assert status == 0
+    document = metadata(output_of(save_path) / "1")
+    acceptance = document["acceptance"]
+    assert acceptance["method"] == "replay"
+    assert acceptance["num_steps"] == 3
+    walk = acceptance["replay"]["depths"][2]
+    assert document["estimated_acceptance_length"] == walk["acceptance_length"]
+    assert acceptance["interval"] == walk["interval"]
+    assert walk["acceptance_length"] == pytest.approx(1 + sum(walk["accepted_per_position"]))
+    assert sum(walk["histogram"]) == walk["verify_steps"] > 0
+    shares = [step["full_acc"] for step in acceptance["steps"]]
+    assert acceptance["position_mean_acceptance_length"] == pytest.approx(1 + sum(shares))
+    assert acceptance["adjusted_acceptance_length"] is None and acceptance["coverage"]
+    assert "as they occur" in acceptance["reasons"]["adjusted_acceptance_length"]
+    assert [row["extrapolated"] for row in acceptance["per_depth"]] == [False, False, True, True, True]
+
+    # The same training without the exporter: what it logs and the metrics that it saves are the same, bit for bit.
+    from speculators.train import cli
+    from speculators.train.config import TrainConfig
+
+    from tests.support.training.recorder import recording
+
+    alone = tmp_path / "alone"
+    with recording() as plain:
+        cli.main(TrainConfig.resolve(train_arguments(turns, alone, epochs=2)))
+    assert plain.validations == records.validations
+    for epoch in ("0", "1"):
+        saved = [directory / epoch / "val_metrics.json" for directory in (save_path, alone)]
+        assert saved[0].exists() == saved[1].exists()
+        assert not saved[0].exists() or saved[0].read_text() == saved[1].read_text()
+
+
+@pytest.mark.parametrize("changes", [{}, {"fsdp_shard": True}], ids=["ddp", "fsdp"])
+def test_the_counts_of_every_rank_reach_the_document(
+    turns: TinyWorld, save_path: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """Frozen weights, so that two ranks validate the draft that one process validates."""
+    replays = []
+    for ranks in (1, 2):
+        if ranks == 1:
+            status, _ = train(turns, save_path, epochs=1, train_data_ratio=0.5)
+            assert status == 0
+            draft = in_float32(save_path / "0", tmp_path / "draft")
+            start = {"from_pretrained": str(draft), "lr": 0.0, "epochs": 1, "train_data_ratio": 0.5}
+        again = tmp_path / f"again-{ranks}"
+        deeper = ["--sglang-export.replay-num-steps", "5"]
+        arguments = [*train_arguments(turns, again, **start, **(changes if ranks > 1 else {})), *deeper]
+        run = start_forked(ranks, arguments, tmp_path, label=f"run-{ranks}")
+        assert run.wait() == 0, run.output[-4000:]
+        replays.append(metadata(output_of(again) / "0")["acceptance"]["replay"])
+    one, two = replays
+    assert one["depths"][2]["documents"] > 10
+    sharded = "fsdp_shard" in changes
+    assert [walk["extrapolated"] for walk in two["depths"][:5]] == [False] * 3 + [sharded] * 2
+    assert ("deeper" in two["reasons"]) == sharded
+    for name in ("documents", "spans", "response_tokens", "first_choices"):
+        assert two[name] == one[name]
+    for ours, theirs in zip(one["depths"][:3] if sharded else one["depths"], two["depths"], strict=False):
+        assert ours == theirs

@@ -9,7 +9,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle3_export.estimates.replay import ReplayCounts, Span, continued, lengths_at, replay, student_t95
+from eagle3_export.documents.metadata import with_metrics
+from eagle3_export.estimates.acceptance import (
+    estimate_acceptance,
+    estimate_terms,
+    estimated_interval,
+    estimated_lengths,
+)
+from eagle3_export.estimates.comparison import Basis
+from eagle3_export.estimates.replay import (
+    ReplayCounts,
+    Span,
+    continued,
+    lengths_at,
+    replay,
+    replay_record,
+    student_t95,
+)
+from tests.support.documents import export
 
 
 def reference(right, depth):
@@ -189,3 +206,73 @@ def test_one_document_has_no_interval_and_none_has_no_steps():
 )
 def test_student_t_as_in_the_tables(degrees, quantile):
     assert student_t95(degrees) == pytest.approx(quantile, rel=1e-3)
+
+
+METRICS = {"full_acc_0": 0.8, "full_acc_1": 0.6, "full_acc_2": 0.4}
+
+
+class TestInAnEstimate:
+    """The replay becomes the headline, and everything beside it keeps its own name."""
+
+    def walked(self, **shares):
+        spans = [Span(n, np.array([3, 0, 1, 2, 0, 0])) for n in range(4)]
+        counts = replay(spans, 3, [1, 2, 3, 5])
+        counts.response_tokens, counts.first_choices = shares.get("tokens", 0), shares.get("chosen", 0)
+        return replay_record(counts)
+
+    def test_the_headline_is_the_walk_at_the_trained_depth(self):
+        # a chain of three, a bonus token, then one that never holds: two verify steps for six tokens
+        estimate = estimate_acceptance(METRICS, [1, 3, 5, 10], replay=self.walked())
+        assert (estimate.method, estimate.num_steps, estimate.source) == ("replay", 3, "validation")
+        assert estimate.estimated_acceptance_length == pytest.approx(1 + 3 / 2)
+        assert estimate.position_mean_acceptance_length == pytest.approx(2.8)
+        assert estimate.adjusted_acceptance_length is None
+        assert "as they occur" in estimate.reasons["adjusted_acceptance_length"]
+        assert [(row.num_steps, row.extrapolated) for row in estimate.per_depth] == [
+            (1, False),
+            (3, False),
+            (5, True),
+        ]
+        assert estimated_lengths(estimate, 16) == pytest.approx({1: 1 + 2 / 3, 2: 3.0, 3: 2.5, 5: 2.5})
+        assert estimated_lengths(estimate, 16, adjusted=True) == {}
+        assert estimated_interval(estimate, 3) == estimate.interval is not None
+        assert estimated_interval(estimate, 4) is None
+        assert estimate_terms(estimate) == "3 draft steps, bonus token included, replay"
+        assert not any("independent" in text for text in estimate.assumptions)
+
+    def test_a_replay_is_compared_with_replays_only(self):
+        with_replay = estimate_acceptance(METRICS, replay=self.walked())
+        without = estimate_acceptance(METRICS, no_replay="It rained.")
+        assert Basis.common([with_replay, without]) is None
+        assert Basis.common([with_replay, with_replay]).num_steps == 3
+        assert (without.method, without.reasons["replay"]) == ("cumulative", "It rained.")
+        assert without.position_mean_acceptance_length == without.estimated_acceptance_length
+
+    def test_chains_deeper_than_trained_replace_what_was_extrapolated(self):
+        spans = [Span(n, np.array([3, 0, 1, 2, 0, 0])) for n in range(4)]
+        deep = [Span(n, np.array([5, 0, 1, 2, 0, 0])) for n in range(2)]
+        record = replay_record(replay(spans, 3, [3, 5]), replay(deep, 5, [3, 5, 8]))
+        assert [(w.num_steps, w.extrapolated, w.documents) for w in record.depths] == [
+            (3, False, 4),
+            (5, False, 2),
+            (8, True, 2),
+        ]
+        assert record.computed_steps == 5
+
+    @pytest.mark.parametrize(("chosen", "found"), [(89, True), (90, False), (0, True)])
+    def test_text_of_somebody_else_is_a_finding(self, chosen, found):
+        document = with_metrics(export(), METRICS, replay=self.walked(tokens=100, chosen=chosen))
+        assert document.acceptance.replay.first_choice_share == chosen / 100
+        again = with_metrics(document, METRICS)
+        assert again.acceptance == document.acceptance, "the replay of this checkpoint stays"
+        for one in (document, again):
+            ids = [finding.id for finding in one.sglang.findings]
+            assert ids.count("text-not-the-verifiers") == found
+
+    def test_a_replay_without_metrics_speaks_for_itself(self):
+        estimate = estimate_acceptance({}, [3], replay=self.walked(), missing_reason="not logged")
+        assert (estimate.estimated_acceptance_length, estimate.source) == (2.5, "validation")
+        for name in ("position_mean_acceptance_length", "geometric_acceptance_length"):
+            assert estimate.reasons[name] == "not logged"
+        assert estimate.replay.first_choice_share is None
+        assert estimate.replay.reasons["first_choice_share"]
