@@ -167,7 +167,7 @@ class TestBackends:
         document = json.loads((run / "run-sglang" / "1" / "metadata.json").read_text())
         coverage = document["acceptance"]["coverage"]
         assert 0 < coverage["covered"] <= coverage["tokens"] == 40 * 32  # the tiny world's tokens
-        assert document["acceptance"]["adjusted_acceptance_length"] <= document["estimated_acceptance_length"]
+        assert document["acceptance"]["method"] == "replay"  # which counts such words and is not adjusted
 
 
 def trackio_values(run, name):

@@ -63,9 +63,10 @@ def test_end_of_epoch_then_resume_from_run_yaml(
         described = metadata(output / str(epoch))
         assert exported_accuracies(output / str(epoch)) == accuracies(first.validations[epoch])
         assert described["full_acc_0"] == accuracies(first.validations[epoch])[0]
-        assert described["estimated_acceptance_length"] == pytest.approx(
+        assert described["acceptance"]["position_mean_acceptance_length"] == pytest.approx(
             1 + sum(accuracies(first.validations[epoch]))
         )
+        assert described["acceptance"]["method"] == "replay"
         state = json.loads((save_path / str(epoch) / "training_state.json").read_text())
         assert described["versions"]["speculators"] == speculators_release
         assert (described["epoch"], described["global_step"]) == (epoch, state["global_step"])
