@@ -160,7 +160,7 @@ class ConversionEcho:
     """Prints what became of one checkpoint after the other; findings already printed are named only."""
 
     def __init__(self) -> None:
-        self._printed: set[Finding] = set()
+        self._printed: set[tuple[str, str]] = set()
 
     def __call__(self, conversion: Conversion) -> None:
         if conversion.error is not None:
@@ -175,11 +175,13 @@ class ConversionEcho:
             _echo_missing_estimate(conversion.directory)
 
     def _echo_new(self, findings: Iterable[Finding]) -> None:
+        """By level and id: the causes of two checkpoints may differ in a path only."""
         named = list(findings)
-        echo_findings(found for found in named if found not in self._printed)
-        if again := [f"{found.level} [{found.id}]" for found in named if found in self._printed]:
-            echo(f"as above: {', '.join(again)}")
-        self._printed.update(named)
+        echo_findings(found for found in named if (found.level, found.id) not in self._printed)
+        again = [(found.level, found.id) for found in named if (found.level, found.id) in self._printed]
+        if again:
+            echo(f"as above: {', '.join(f'{level} [{name}]' for level, name in dict.fromkeys(again))}")
+        self._printed.update((found.level, found.id) for found in named)
 
 
 def _echo_missing_estimate(directory: Path) -> None:

@@ -108,6 +108,9 @@ def test_findings_that_many_checkpoints_share_are_printed_once(tmp_path: Path) -
     printed = run("convert", tmp_path / "run", tmp_path / "out", "--all").stderr
     assert printed.count("inexact [norm-before-residual]: norm_before_residual is on") == 1
     assert printed.count("as above: inexact [norm-before-residual]") == 2
+    assert printed.count("The verifier's config is not at hand") == 1, (
+        "though it names a path of each checkpoint"
+    )
 
 
 def test_one_bad_checkpoint_does_not_keep_the_others_from_export(save_path: Path, tmp_path: Path) -> None:
