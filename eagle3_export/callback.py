@@ -86,17 +86,17 @@ class SGLangExportCallback:
         return self._trainer_reference()
 
     def attach(self, trainer: Any, *, finish_after_training: bool = True) -> Self:
-        """Watch this trainer from now on. Every rank calls it, before ``run_training``.
+        """Watches this trainer from now on. Every rank calls it, before `run_training`.
 
         Args:
-            trainer: a ``speculators.train.trainer.Trainer`` of speculators 0.8 or 0.9.
-            finish_after_training: ``run_training`` waits for the last exports before it returns. If False, call
+            trainer: a `speculators.train.trainer.Trainer` of speculators 0.8 or 0.9.
+            finish_after_training: `run_training` waits for the last exports before it returns. If False, call
                 `finish` yourself, best once the process group is gone.
 
         Raises:
             UsageError: not such a trainer, attached already, a release without these hooks, or an output directory
                 inside the trainer's save path.
-            IncompatibleDraftError: ``on_incompatible: error``, and no draft of this trainer could be served as
+            IncompatibleDraftError: `on_incompatible: error`, and no draft of this trainer could be served as
                 trained. Other ranks than 0 raise Eagle3ExportError with the same text.
         """
         require_hooks(trainer)
@@ -128,10 +128,10 @@ class SGLangExportCallback:
         return self
 
     def finish(self) -> None:
-        """Wait for the exports in flight and say which are missing. ``run_training`` calls it.
+        """Waits for the exports in flight and says which are missing. `run_training` calls it.
 
         Raises:
-            Eagle3ExportError: ``on_failure: raise``, and an export failed; on every rank, with the same text.
+            Eagle3ExportError: `on_failure: raise`, and an export failed; on every rank, with the same text.
         """
         if self._exports is not None:
             self._export()
@@ -275,14 +275,14 @@ class SGLangExportCallback:
             return original()
 
     def _validated(self, name: str) -> None:
-        """The last validation is that of the save of that name only if no step was taken since."""
+        """Keeps the metrics only if the weights have not changed since the save: `global_step` is still the same."""
         assert self._exports is not None
         save = self._exports.latest_save(name)
         if save and save.moment and save.moment.global_step == self._trainer.global_step:
             self._exports.add_metrics(name, self._validation)
 
     def _around_maybe_update_best(self, original: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-        """With ``--save-best`` the save happens in here, after its validation and before the trainer's sweep."""
+        """With `--save-best` the save happens in here, after its validation and before the trainer's sweep."""
         result = original()
         metrics = self._validation if arguments["val_metrics"] else ValidationMetrics(None, NOT_YET)
         with _without_harm_to_training():
@@ -292,9 +292,9 @@ class SGLangExportCallback:
     def _export(
         self, name: str | None = None, kind: Any = None, local_step: int | None = None, **how: Any
     ) -> None:
-        """Export what was saved since the last call: normally the save of that name, or nothing.
+        """Exports every save that has not been exported yet.
 
-        Others are those whose own hook an interrupt kept from running.
+        Normally that is the save called `name`; a save whose hook was cut off by an interrupt is made up for here.
         """
         assert self._exports is not None
         while self._unexported:

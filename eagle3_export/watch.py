@@ -6,7 +6,7 @@ A checkpoint is exported once the trainer's own last step of saving it is there,
 how it was saved                    what the trainer does last (speculators 0.9.0, `train/trainer.py`)
 ==================================  ================================================================================
 end or middle of an epoch (0.7 on)  `training_state.json`, then the link `epoch<N>_end` or `epoch<N>_step<S>`
-``--save-best`` (0.5 on)            `val_metrics.json`, then the link `checkpoint_best`
+`--save-best` (0.5 on)            `val_metrics.json`, then the link `checkpoint_best`
 `interrupted`; releases before 0.7  `optimizer_state_dict.pt`, begun when weights and config are complete
 ==================================  ================================================================================
 
@@ -89,18 +89,19 @@ def watch_run(
 
 
 class RunWatcher:
-    """Compares a run with its exports.
-
-    Args:
-        save_path: where the run saves.
-        output: where its exports go, entered.
-        config: what to export, for which server.
-        report: called with each new export and each failure, once.
-    """
+    """Compares a run with its exports."""
 
     def __init__(
         self, save_path: Path, output: OutputDirectory, config: ExportConfig, report: Report
     ) -> None:
+        """Names the run and the directory of its exports.
+
+        Args:
+            save_path: where the run saves.
+            output: where its exports go, entered.
+            config: what to export, for which server.
+            report: called with each new export and each failure, once.
+        """
         self._save_path = save_path
         self._output = output
         self._config = config

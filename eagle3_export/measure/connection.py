@@ -28,17 +28,19 @@ class Connection:
 
     Loopback addresses are reached directly. For all others the proxies and certificates of the environment
     (`http_proxy`, `no_proxy`, `SSL_CERT_FILE`, …) hold, as in every program that uses httpx.
-
-    Args:
-        base_url: `http://host:port` or `https://…`.
-        timeout: seconds to wait for one answer.
-        api_key: sent with every request as `Authorization: Bearer …`. It appears in no message.
-
-    Raises:
-        UsageError: `base_url` is no address, the key cannot be sent, or the environment names no usable proxy.
     """
 
     def __init__(self, base_url: str, timeout: float = 600.0, api_key: str | None = None) -> None:
+        """Prepares the connection; nothing is sent yet.
+
+        Args:
+            base_url: `http://host:port` or `https://…`.
+            timeout: seconds to wait for one answer.
+            api_key: sent with every request as `Authorization: Bearer …`. It appears in no message.
+
+        Raises:
+            UsageError: `base_url` is no address, the key cannot be sent, or the environment names no usable proxy.
+        """
         url = _address(base_url)
         self._url = str(url).rstrip("/")
         self.base_url = str(url.copy_with(userinfo=b"")).rstrip("/")

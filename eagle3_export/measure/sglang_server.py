@@ -16,15 +16,16 @@ from eagle3_export.measure.workload import Workload
 
 
 class SGLangServer:
-    """A running SGLang server.
-
-    Args:
-        connection: its address.
-        info: what `/server_info` answered (`/get_server_info` before 0.5.6). It may hold keys; only named entries
-            are read.
-    """
+    """A running SGLang server."""
 
     def __init__(self, connection: Connection, info: Mapping[str, Any]) -> None:
+        """Reads what the server says of itself.
+
+        Args:
+            connection: its address.
+            info: what `/server_info` answered (`/get_server_info` before 0.5.6). It may hold keys; only named entries
+                are read.
+        """
         self._connection = connection
         self.facts = ServerFacts(
             kind="sglang",

@@ -31,16 +31,17 @@ _PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
 
 
 class VLLMServer:
-    """A running vLLM server.
-
-    Args:
-        connection: its address.
-
-    Raises:
-        MeasurementError: it neither counts nor says whether it speculates.
-    """
+    """A running vLLM server."""
 
     def __init__(self, connection: Connection) -> None:
+        """Asks the server what it runs, and reads its counters.
+
+        Args:
+            connection: its address.
+
+        Raises:
+            MeasurementError: it neither counts nor says whether it speculates.
+        """
         self._connection = connection
         config = _mapping((connection.get_json("/server_info?config_format=json") or {}).get("vllm_config"))
         speculation = _mapping(config.get("speculative_config"))

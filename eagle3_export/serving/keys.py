@@ -30,11 +30,16 @@ def expected_keys(parameters: Iterable[str]) -> set[str]:
 def refuse_unless_complete(
     keys: Collection[str], parameters: Collection[str], *, vocabulary_map: bool, embedding: bool
 ) -> None:
-    """Raise ValueError unless `keys` fill every one of `parameters` and none is left over.
+    """Refuses weights that leave a parameter unfilled or hold a tensor that no parameter takes.
 
     Args:
+        keys: names of the tensors in the file.
+        parameters: names of the model's parameters.
         vocabulary_map: whether the draft needs one (`d2t`).
         embedding: whether the draft needs its own; else SGLang puts the target's in its place.
+
+    Raises:
+        ValueError: a tensor is missing or unknown.
     """
     found = {key.removeprefix("model.").replace("midlayer.", "layers.0.") for key in keys}
     expected = expected_keys(parameters)

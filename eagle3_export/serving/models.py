@@ -227,7 +227,7 @@ def _add_qk_norm(layer: Any, config: Any) -> None:
 
 
 def _set_sliding_windows(layers: Any, keys_seen: list[int | None] | None) -> list[int] | None:
-    """Give each layer its window; returns the windows set, or None where the config says nothing.
+    """Gives each layer its window; returns the windows set, or None where the config says nothing.
 
     SGLang counts the keys before the query, the config the keys that the query sees, itself included. What the
     config says counts, whatever `--speculative-draft-window-size` says.

@@ -135,6 +135,7 @@ def encode_aux_layer_ids(
         trained: ids trained on, in the order of `fc`'s inputs; None: the default, [2, n // 2, n - 3].
         architecture: the target's class, None when unknown.
         num_layers: of the target, None when unknown.
+        release: the SGLang release that serves.
     """
 
     def result(ids: tuple[int, ...] | None, problem: str = "", supported: bool = True) -> AuxEncoding:

@@ -179,12 +179,14 @@ class _Copier:
 
     Attributes:
         method: the way in use.
-
-    Args:
-        target: descriptor of the file.
     """
 
     def __init__(self, target: int) -> None:
+        """Begins with the fastest way.
+
+        Args:
+            target: descriptor of the file.
+        """
         self._target = target
         self._ways = list(_WAYS)
         self._write_back = WriteBack(target)

@@ -76,7 +76,7 @@ def lies_in(inner: Path, outer: Path) -> bool:
 
 
 def human_bytes(count: int) -> str:
-    """A byte count for messages, such as ``4.6 GB`` (decimal units)."""
+    """A byte count for messages, such as `4.6 GB` (decimal units)."""
     size = float(count)
     for unit in ("bytes", "kB", "MB", "GB"):
         if size < 1000:

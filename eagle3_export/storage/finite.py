@@ -75,13 +75,15 @@ class FiniteScan:
 
     Threads of its own search from the beginning of the `with` block; `result` helps them. Leaving the block ends the
     search, whether it is done or not; afterwards the sources may be closed.
-
-    Args:
-        tensors: name and source of each tensor.
-        sources: their opened files, from `open_sources`.
     """
 
     def __init__(self, tensors: Sequence[tuple[str, TensorSource]], sources: PinnedSources) -> None:
+        """Plans the search; the `with` block begins it.
+
+        Args:
+            tensors: name and source of each tensor.
+            sources: their opened files, from `open_sources`.
+        """
         self._tensors = tensors
         self._sources = sources
         self._pieces = _pieces(tensors)

@@ -29,16 +29,18 @@ class PinnedSources:
 
     Attributes:
         isolated: every descriptor is a private clone, so nothing done to the source files can change its bytes.
-
-    Args:
-        files: the source files, as their headers were read.
-        clone_beside: as for `open_sources`.
-
-    Raises:
-        StorageError: a file is gone, cannot be opened, or changed since its header was read.
     """
 
     def __init__(self, files: Sequence[SafetensorsFile], clone_beside: Path | None = None) -> None:
+        """Opens the files.
+
+        Args:
+            files: the source files, as their headers were read.
+            clone_beside: as for `open_sources`.
+
+        Raises:
+            StorageError: a file is gone, cannot be opened, or changed since its header was read.
+        """
         self._descriptors: dict[Path, tuple[int, FileIdentity]] = {}
         self._identities: dict[Path, FileIdentity] = {}
         self.isolated = clone_beside is not None

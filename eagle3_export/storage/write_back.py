@@ -13,12 +13,14 @@ class WriteBack:
     """Asks the kernel to write a file to the disk, as it grows.
 
     This is for speed only: nothing is safe before fsync, which also reports every error of the disk.
-
-    Args:
-        descriptor: of the file, open for writing.
     """
 
     def __init__(self, descriptor: int) -> None:
+        """Names the file.
+
+        Args:
+            descriptor: of the file, open for writing.
+        """
         self._descriptor = descriptor
         self._begin = _sync_file_range()
         self._asked = 0

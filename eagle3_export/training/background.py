@@ -35,9 +35,11 @@ class BackgroundQueue:
     def submit(
         self, label: str, run: Callable[[], None], *, discard: Callable[[], None] = lambda: None
     ) -> None:
-        """Append a job. Returns at once.
+        """Appends a job and returns at once.
 
         Args:
+            label: what the job is about; `drop` and `wait` name jobs by it.
+            run: the job.
             discard: called in place of `run` if the job is dropped.
         """
         with self._changed:
@@ -48,7 +50,7 @@ class BackgroundQueue:
                 self._thread.start()
 
     def drop(self, label: str) -> None:
-        """Forget the jobs of that label which have not begun."""
+        """Forgets the jobs of that label which have not begun."""
         with self._changed:
             dropped = [job for job in self._jobs if job.label == label]
             self._jobs = deque(job for job in self._jobs if job.label != label)
@@ -56,7 +58,7 @@ class BackgroundQueue:
             job.discard()
 
     def wait(self, timeout: float, *, label: str | None = None) -> bool:
-        """Block until every job (of that label) is done, at most `timeout` seconds; True when they are."""
+        """Waits at most `timeout` seconds for every job (of that label); returns whether all are done."""
         deadline = time.monotonic() + timeout
         with self._changed:
             while self._busy(label):

@@ -194,5 +194,6 @@ def _takes_what_it_should(function: Callable[..., Any]) -> bool:
 
 
 def take_first_choices(output: Any) -> Tensor | None:
+    """Takes the replay's own entry out of what the draft's `forward` returned, so that the trainer never sees it."""
     metrics = output[2] if isinstance(output, tuple) and len(output) > 2 else None
     return metrics.pop(FIRST_CHOICES, None) if isinstance(metrics, dict) else None

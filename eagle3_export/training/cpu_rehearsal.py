@@ -24,7 +24,7 @@ def accelerator_exists() -> bool:
 
 
 def enable_cpu_rehearsal() -> bool:
-    """Make ``speculators.train`` run on the CPU if there is no accelerator, and say so once.
+    """Makes `speculators.train` run on the CPU if there is no accelerator, and says so once.
 
     Returns:
         True when this process will train on the CPU, False when an accelerator exists (then nothing was changed).
@@ -57,7 +57,7 @@ def enable_cpu_rehearsal() -> bool:
 
 
 def _setup_distributed_on_cpu(sp_size: int = 1) -> None:
-    """``speculators.train.distributed.maybe_setup_distributed`` with gloo in place of the accelerator's backend."""
+    """`speculators.train.distributed.maybe_setup_distributed` with gloo in place of the accelerator's backend."""
     import torch.distributed as dist
     from speculators.train import distributed
 

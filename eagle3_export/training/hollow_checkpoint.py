@@ -25,7 +25,7 @@ def check_before_training(model: Any, config: ExportConfig) -> tuple[list[Findin
     """The findings that every export of this model will have, and the verifier as they saw it.
 
     Args:
-        model: the trainer's model (a speculators ``SpeculatorModel``, also inside DDP or sharded by FSDP).
+        model: the trainer's model (a speculators `SpeculatorModel`, also inside DDP or sharded by FSDP).
         config: the export's configuration.
 
     Raises:
@@ -41,9 +41,9 @@ def check_before_training(model: Any, config: ExportConfig) -> tuple[list[Findin
 
 
 def write_hollow_checkpoint(model: Any, directory: Path) -> None:
-    """Write what the trainer would save of this model, with holes for weights; it takes no space on disk.
+    """Writes what the trainer would save of this model, with holes for weights; it takes no space on disk.
 
-    Only the vocabulary maps ``d2t`` and ``t2d`` are real. No collective is entered: names, global shapes and dtypes
+    Only the vocabulary maps `d2t` and `t2d` are real. No collective is entered: names, global shapes and dtypes
     are known on every rank.
     """
     model = getattr(model, "module", model)
@@ -72,7 +72,7 @@ def write_hollow_checkpoint(model: Any, directory: Path) -> None:
 
 
 def _saved_tensors(model: Any) -> list[tuple[str, Any]]:
-    """The entries of ``model.state_dict()`` that ``save_pretrained`` keeps (transformers 5, ``modeling_utils``)."""
+    """The entries of `model.state_dict()` that `save_pretrained` keeps (transformers 5, `modeling_utils`)."""
     left_out = set(getattr(model, "_keys_to_ignore_on_save", None) or ()) | {
         f"{prefix}.{name}" if prefix else name
         for prefix, module in model.named_modules()

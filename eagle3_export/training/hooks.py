@@ -21,9 +21,11 @@ CHECKPOINTER_HOOKS: Mapping[str, tuple[str, ...]] = {"save_checkpoint": ("model"
 
 
 def wrap(owner: Any, name: str, around: Callable[[Callable[[], Any], Mapping[str, Any]], Any]) -> None:
-    """Replace a bound method on its instance.
+    """Replaces a bound method on its instance.
 
     Args:
+        owner: the instance.
+        name: of the method.
         around: called in place of it with the original call, ready to be made, and the arguments by name.
     """
     method = getattr(owner, name)
@@ -38,7 +40,7 @@ def wrap(owner: Any, name: str, around: Callable[[Callable[[], Any], Mapping[str
 
 
 def require_hooks(trainer: Any) -> None:
-    """Check that `trainer` is a speculators trainer with all that is wrapped.
+    """Checks that `trainer` is a speculators trainer with all that is wrapped.
 
     Raises:
         UsageError: it is not, or speculators is not installed.

@@ -11,10 +11,10 @@ from types import FrameType
 
 @contextmanager
 def deferred_interrupts() -> Iterator[None]:
-    """Hold back SIGINT and SIGTERM for the few milliseconds of the body, then deliver them to their own handler.
+    """Holds back SIGINT and SIGTERM for the few milliseconds of the body, then delivers them to their own handler.
 
-    speculators' handler raises ``TrainingInterruptedError``, an ordinary ``Exception``, wherever the main thread is
-    (speculators 0.9.0, ``graceful_shutdown``). In here it cannot surface, so a broad ``except Exception`` in the body
+    speculators' handler raises `TrainingInterruptedError`, an ordinary `Exception`, wherever the main thread is
+    (speculators 0.9.0, `graceful_shutdown`). In here it cannot surface, so a broad `except Exception` in the body
     swallows no interrupt. Default handlers stay as they are: a second signal during the save still kills at once.
     """
     if threading.current_thread() is not threading.main_thread():

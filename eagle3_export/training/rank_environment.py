@@ -13,11 +13,11 @@ SLURM_NAMES = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_STEP_NUM_TASKS", "LO
 
 
 def complete_launch_environment(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Fill in what a launcher left out of ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK`` and ``MASTER_*``.
+    """Fills in what a launcher left out of `RANK`, `WORLD_SIZE`, `LOCAL_RANK` and `MASTER_*`.
 
-    torchrun and ``accelerate launch`` set all of them: then nothing changes. Several tasks of one ``srun`` get theirs
-    from Slurm; speculators alone would train each as a run of its own, all into one ``save_path``. A single process
-    with nothing but ``LOCAL_RANK`` is rank 0 of 1.
+    torchrun and `accelerate launch` set all of them: then nothing changes. Several tasks of one `srun` get theirs
+    from Slurm; speculators alone would train each as a run of its own, all into one `save_path`. A single process
+    with nothing but `LOCAL_RANK` is rank 0 of 1.
 
     Raises:
         UsageError: several srun tasks, and no address at which they could meet.

@@ -20,18 +20,20 @@ class RankZeroBoard:
 
     The other ranks can hand texts in, which rank 0 alone collects.
 
-    Args:
-        rank: this process's global rank.
-
     Attributes:
         rank: the same.
         others: the number of ranks beside rank 0.
-
-    Raises:
-        RuntimeError: there is no process group.
     """
 
     def __init__(self, rank: int) -> None:
+        """Joins the board of the default process group.
+
+        Args:
+            rank: this process's global rank.
+
+        Raises:
+            RuntimeError: there is no process group.
+        """
         import torch.distributed as dist
 
         self.rank = rank
@@ -40,11 +42,11 @@ class RankZeroBoard:
         self._prefix = f"eagle3_export/{next(_boards)}/"
 
     def write(self, topic: str, text: str) -> None:
-        """Post a text. Only rank 0 calls this. Returns at once."""
+        """Posts a text. Only rank 0 calls this. Returns at once."""
         self._store.set(self._prefix + topic, text)
 
     def await_readers(self, topic: str) -> None:
-        """Give the others up to five seconds to read it: this process may serve the store and be about to end."""
+        """Gives the others up to five seconds to read it: this process may serve the store and be about to end."""
         deadline = time.monotonic() + _READERS_WAIT_SECONDS
         while time.monotonic() < deadline and self._readers(topic, 0) < self.others:
             time.sleep(_POLL_SECONDS)
@@ -66,7 +68,7 @@ class RankZeroBoard:
         return str(text)
 
     def await_text(self, topic: str) -> str:
-        """Wait for rank 0's text under that topic.
+        """Waits for rank 0's text under that topic.
 
         Raises:
             Eagle3ExportError: rank 0 is gone.
@@ -104,22 +106,25 @@ class CommonStop:
     """Lets every rank end with the same error at the same point of the run, though only rank 0 knows of it.
 
     `check` is called at points that all ranks pass in the same order and between which the trainer itself
-    synchronises them (each step's gradients, the barriers around a validation). Rank 0 posts which point will be the
-    last before it passes the one before; so every rank reads it in time, and none waits for one that has left.
-
-    Args:
-        board: None in a run of one process.
-        failure: rank 0's failure, None while there is none; not asked on other ranks.
+    synchronises them (each step's gradients, the barriers around a validation). Before rank 0 passes point n it posts
+    "stop at n + 1". The trainer synchronises the ranks between two points, so every rank reads the post before it
+    reaches n + 1.
     """
 
     def __init__(self, board: RankZeroBoard | None, failure: Callable[[], Eagle3ExportError | None]) -> None:
+        """Names the board and where failures are told.
+
+        Args:
+            board: None in a run of one process.
+            failure: rank 0's failure, None while there is none; not asked on other ranks.
+        """
         self._board = board
         self._failure = failure
         self._point = 0
         self._last: tuple[int, str] | None = None
 
     def check(self) -> None:
-        """Pass one common point.
+        """Passes one common point.
 
         Raises:
             Eagle3ExportError: the run ends here.

@@ -71,14 +71,7 @@ class Replayed:
 
 
 class ValidationReplay:
-    """Replays every validation of one trainer.
-
-    Args:
-        trainer: speculators' trainer.
-        num_steps: depths to estimate for, beside every depth from 1 to the trained one.
-        replay_num_steps: chains of so many drafts are computed too, in passes of their own; None for none.
-        board: of a run of several processes.
-    """
+    """Replays every validation of one trainer."""
 
     def __init__(
         self,
@@ -88,6 +81,14 @@ class ValidationReplay:
         replay_num_steps: int | None = None,
         board: RankZeroBoard | None = None,
     ) -> None:
+        """Names the trainer and the depths.
+
+        Args:
+            trainer: speculators' trainer.
+            num_steps: depths to estimate for, beside every depth from 1 to the trained one.
+            replay_num_steps: chains of so many drafts are computed too, in passes of their own; None for none.
+            board: of a run of several processes.
+        """
         self._trainer = trainer
         self._num_steps = tuple(num_steps)
         self._deeper_steps = replay_num_steps

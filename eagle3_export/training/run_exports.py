@@ -30,7 +30,7 @@ class Save:
     """One checkpoint that the trainer has written.
 
     Attributes:
-        name: of its directory: the epoch, or ``interrupted``.
+        name: of its directory: the epoch, or `interrupted`.
         moment: when in the run it was; None for one of an earlier run.
         seconds: what the trainer's own save took.
         whole: the save is known to have finished; else an unreadable checkpoint is no failure of ours.
@@ -74,9 +74,10 @@ class RunExports:
         self.saves_rewrite_in_place = _saves_rewrite_in_place()
 
     def export(self, save: Save, metrics: ValidationMetrics | None = None) -> None:
-        """Check the checkpoint and hold its files open now; copy and publish it in the background.
+        """Checks the checkpoint and holds its files open now; copies and publishes it in the background.
 
         Args:
+            save: which checkpoint.
             metrics: of its own validation, or why there are none; None reads them from the checkpoint.
         """
         started = time.perf_counter()
@@ -99,7 +100,7 @@ class RunExports:
         )
 
     def add_metrics(self, name: str, metrics: ValidationMetrics) -> None:
-        """Write the metrics of that export's own validation into it, once it is published."""
+        """Writes the metrics of that export's own validation into it, once it is published."""
         self._queue.submit(name, lambda: self._update(name, metrics))
 
     def latest_save(self, name: str) -> Save | None:
@@ -107,16 +108,16 @@ class RunExports:
         return self._saves.get(name)
 
     def catch_up(self) -> None:
-        """Export what an earlier run saved and did not get to export, and tidy up after it; all in the background."""
+        """Exports in the background what an earlier run saved and did not export, and tidies up after it."""
         self._queue.submit("catching up", self._catch_up)
 
     def make_up(self, save: Save) -> None:
-        """Export, in the background, a checkpoint that nobody writes to any more, if it lacks its export."""
+        """Exports in the background a checkpoint that is no longer written to, if it has no export."""
         self._saves[save.name] = save
         self._queue.submit(save.name, lambda: self._make_up(save))
 
     def show_news(self, step: int) -> None:
-        """Send what happened since the last call to the run's dashboards.
+        """Sends what happened since the last call to the run's dashboards.
 
         From the training thread: mlflow knows the active run only in the thread that started it.
 
@@ -136,7 +137,7 @@ class RunExports:
         return self._queue.wait(timeout, label=name)
 
     def finish(self, timeout: float) -> None:
-        """Wait for what is in flight, then name the checkpoints that went without an export."""
+        """Waits for what is in flight, then names the checkpoints that went without an export."""
         self._queue.submit("unlocking", self._close)
         if not self._queue.wait(timeout):
             reason = f"{shown(self._output.path)} did not take it within {timeout:.0f} s after the end of training."

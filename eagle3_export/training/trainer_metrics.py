@@ -1,7 +1,7 @@
 """What a trainer's metrics leave out: the positions behind its accuracies, and a stand-in for validation.
 
-The trainer is speculators' (0.8 and 0.9): ``val_epoch`` averages raw ``<metric>_sum`` and ``<metric>_total`` over
-its batches and hands them to the module's ``normalize_counted_metrics``, which keeps their ratio only.
+The trainer is speculators' (0.8 and 0.9): `val_epoch` averages raw `<metric>_sum` and `<metric>_total` over
+its batches and hands them to the module's `normalize_counted_metrics`, which keeps their ratio only.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def counted_positions(num_batches: int) -> Iterator[dict[str, int]]:
         num_batches: of the validation, which divides the totals by it before anyone sees them.
 
     Yields:
-        ``full_acc_<k>_total`` to positions over all ranks; stays empty with a trainer that works otherwise.
+        `full_acc_<k>_total` to positions over all ranks; stays empty with a trainer that works otherwise.
     """
     trainer = sys.modules.get(TRAINER_MODULE)
     original = getattr(trainer, NORMALIZE, None)
@@ -63,7 +63,7 @@ class RecentTraining(logging.Handler):
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Hear what the trainer logs while the block runs."""
+        """Hears what the trainer logs while the block runs."""
         metrics = logging.getLogger(METRIC_LOGGER)
         metrics.addHandler(self)
         try:
@@ -72,7 +72,7 @@ class RecentTraining(logging.Handler):
             metrics.removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep the accuracies of a training record; pass over everything else."""
+        """Keeps the accuracies of a training record; passes over everything else."""
         metrics = record.msg.get("train") if isinstance(record.msg, Mapping) else None
         if isinstance(metrics, Mapping):
             found = {key: value for key, value in metrics.items() if _ACCURACY.fullmatch(str(key))}
