@@ -383,14 +383,23 @@ class OutputDirectory:
         replace_file(path, content)
 
     def _point(self, pointer: str, target: str) -> None:
-        """A pointer that cannot be made costs no export: index.json says the same."""
+        """Moves a pointer. One that cannot be made costs no export: index.json says the same."""
         link = self.path / pointer
         try:
-            if link.is_symlink() and link.readlink() == Path(target):
-                return
+            if os.path.lexists(link):
+                found = link.readlink() if link.is_symlink() else None
+                if found == Path(target):
+                    return
+                if found is None or len(found.parts) != 1:  # ours lead to a neighbour
+                    self._tell_once(
+                        f"{shown(link)} is not ours and stays; index.json names the {pointer} export"
+                    )
+                    return
             set_pointer(self.path, pointer, target)
         except (StorageError, OSError) as error:
-            self._tell_once(f"There is no {shown(link)} that points to {shown(target)}: {error}")
+            self._tell_once(
+                f"There is no pointer {shown(link)}; index.json names the {pointer} export. {error}"
+            )
 
     # Old exports ----------------------------------------------------------------------------------------------
 

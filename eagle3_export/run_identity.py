@@ -4,8 +4,8 @@ speculators gives a run no name, and nothing may be written into its save_path. 
 identity when the first export comes: an id drawn once and the save_path, in index.json and in each metadata.json.
 A run is taken for the same one
 
-- at the same save_path, unless the trainer starts anew there, or every checkpoint that can be compared with an export
-  was saved anew and no later in training;
+- at the same save_path, unless the trainer starts anew there, or every checkpoint that can be compared with one of
+  several exports was saved anew and no later in training;
 - at another save_path (moved, copied, mirrored) if at least one checkpoint there is one that was exported, and none
   contradicts an export of its name.
 """
@@ -108,8 +108,11 @@ def require_same_run(
     if fresh and any(epoch_of(export.directory.name) is not None for export in exports):
         raise _another_run(output_dir, run, save_path)  # what is only `interrupted` is begun again
     shared, contradictions = _compare(exports, save_path)
-    here = _is_at(run, save_path)
-    if not ((shared and here) or (not contradictions and (shared or here))):
+    if _is_at(run, save_path):
+        same = shared > 0 or contradictions == 0 or len(exports) == 1  # nothing of a lone export's run would stay
+    else:
+        same = shared > 0 and contradictions == 0
+    if not same:
         raise _another_run(output_dir, run, save_path)
 
 
