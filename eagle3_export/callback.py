@@ -6,14 +6,20 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eagle3_export.compatibility.plan import raise_if_incompatible
 from eagle3_export.config import ExportConfig
-from eagle3_export.errors import CheckpointError, Eagle3ExportError, IncompatibleDraftError, UsageError
+from eagle3_export.errors import (
+    CheckpointError,
+    Eagle3ExportError,
+    IncompatibleDraftError,
+    StorageError,
+    UsageError,
+)
 from eagle3_export.export import ValidationMetrics
 from eagle3_export.output_directory import OutputDirectory
 from eagle3_export.speculators_format.run_files import INTERRUPTED
@@ -176,7 +182,8 @@ class SGLangExportCallback:
             keep_last=self._config.keep_last,
             fresh=not resumed and trainer.global_step == 0,
         )
-        output.require_same_run()
+        with suppress(StorageError):  # a directory that cannot be read fails the exports, not the run
+            output.require_same_run()
         exports = RunExports(self._config, save_path, output)
         try:
             findings, exports.verifier = check_before_training(trainer.model, self._config)

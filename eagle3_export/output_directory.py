@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from functools import lru_cache
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,6 @@ from eagle3_export.documents.files import (
     KEEP_MARKER,
     LATEST,
     METADATA_FILE,
-    MODEL_CARD_FILE,
     foreign_entries,
     is_export,
     is_index,
@@ -25,18 +23,25 @@ from eagle3_export.documents.files import (
 from eagle3_export.documents.index import build_index, choose_best, in_training_order, with_lines
 from eagle3_export.documents.json_files import read_index, read_metadata, to_json
 from eagle3_export.documents.metadata import NOT_VALIDATED, with_measurement, with_metrics
-from eagle3_export.documents.model_card import render_model_card
 from eagle3_export.documents.schema import ExportIndex, ExportMetadata, Measurement, RunRecord
 from eagle3_export.errors import ExportInvalidError, StorageError
 from eagle3_export.locate import is_output_directory, locate_export
-from eagle3_export.run_identity import (
+from eagle3_export.published import (
     Exported,
+    Stamp,
+    published_export,
+    published_exports,
+    read_exports,
+    replace_documents,
+    run_of,
+    stamp,
+)
+from eagle3_export.run_identity import (
     belongs_to,
     is_export_of,
     new_run,
     recorded_run,
     require_same_run,
-    run_of,
 )
 from eagle3_export.speculators_format.run_files import epoch_of
 from eagle3_export.storage.faults import os_errors, shown
@@ -108,6 +113,8 @@ class OutputDirectory:
         self._indexed = indexed
         self._held = ExitStack()
         self._told: set[str] = set()
+        # Of the index that was written last.
+        self._index_stamp: Stamp | None = None
 
     @classmethod
     def around(cls, export: Path, checkpoint: Path | None = None) -> Self:
@@ -133,6 +140,7 @@ class OutputDirectory:
                 for path in clean_leftovers(self.path, (export.directory for export in self._all_exports())):
                     logger.info("Cleaned up what a killed export had left: %s", shown(path))
             self.run = self._identify()
+            self._fresh = False  # what is here from now on is its own
             self._held = opening.pop_all()
         return self
 
@@ -210,7 +218,7 @@ class OutputDirectory:
 
     def holds(self, checkpoint: Path) -> bool:
         """Whether the export of that name was made from this checkpoint as it is now."""
-        export = _exported(self.path / checkpoint.name)
+        export = published_export(self.path / checkpoint.name)
         return export is not None and is_export_of(export.metadata, export.directory, checkpoint)
 
     def outdated(self, checkpoints: Sequence[Path]) -> set[str]:
@@ -219,18 +227,19 @@ class OutputDirectory:
         return set(outdated(epochs, self._keep_last))
 
     def _all_exports(self) -> list[Exported]:
-        return list(_read_exports(self.path, self._told))
+        return list(published_exports(self.path, self._told))
 
     def _own_exports(self) -> list[Exported]:
         exports = self._all_exports()
         if self.run is None:
             return exports
-        own = [export for export in exports if belongs_to(export, self.run)]
+        own = []
         for export in exports:
-            if export not in own:
-                self._tell_once(
-                    f"{shown(export.directory)} is of another run, {export.save_path}: it is left alone"
-                )
+            if belongs_to(export, self.run):
+                own.append(export)
+            else:
+                where = shown(export.directory)
+                self._tell_once(f"{where} is of another run, {export.save_path}: it is left alone")
         return own
 
     def _tell_once(self, message: str) -> None:
@@ -310,7 +319,7 @@ class OutputDirectory:
         )
 
     def _is_own(self, directory: Path, run: RunRecord) -> bool:
-        export = _exported(directory)
+        export = published_export(directory)
         return export is None or belongs_to(export, run)
 
     # Numbers that come later ----------------------------------------------------------------------------------
@@ -377,10 +386,13 @@ class OutputDirectory:
 
     def _write_index(self, content: bytes) -> None:
         path = self.path / INDEX_FILE
-        if os.path.lexists(path) and not (path.is_symlink() or is_index(path) or _is_empty(path)):
-            self._tell_once(f"{shown(path)} is no index of ours and stays; move it away to get one")
-            return
+        if self._index_stamp is None or stamp(path) != self._index_stamp:
+            ours = path.is_symlink() or is_index(path) or _is_empty(path)
+            if os.path.lexists(path) and not ours:
+                self._tell_once(f"{shown(path)} is no index of ours and stays; move it away to get one")
+                return
         replace_file(path, content)
+        self._index_stamp = stamp(path)
 
     def _point(self, pointer: str, target: str) -> None:
         """Moves a pointer. One that cannot be made costs no export: index.json says the same."""
@@ -447,85 +459,6 @@ def add_measurement(export: Path, measurement: Measurement) -> ExportMetadata:
     return metadata
 
 
-def read_exports(output_dir: Path) -> list[ExportMetadata]:
-    """Returns the metadata of every published export; one that cannot be read is named in the log and left out.
-
-    Raises:
-        StorageError: the directory cannot be listed.
-    """
-    return [export.metadata for export in _read_exports(output_dir, set())]
-
-
-def replace_documents(export_dir: Path, metadata: ExportMetadata) -> None:
-    """Replaces metadata.json and README.md of a published export, the only files in it that ever change.
-
-    Args:
-        export_dir: the export's real directory.
-        metadata: what they are to say.
-
-    Raises:
-        StorageError: one could not be replaced.
-    """
-    if export_dir.is_symlink():
-        raise StorageError(
-            f"{shown(export_dir)} is a symbolic link.",
-            why="Nothing is written through it.",
-            remedy="Remove it.",
-        )
-    replace_file(export_dir / METADATA_FILE, to_json(metadata))
-    replace_file(export_dir / MODEL_CARD_FILE, render_model_card(metadata).encode())
-
-
 def _is_empty(path: Path) -> bool:
     """A file that a power cut left without its content."""
     return is_regular_file(path) and path.stat().st_size == 0
-
-
-_Stamp = tuple[int, int, int]
-
-
-def _read_exports(output_dir: Path, told: set[str]) -> Iterator[Exported]:
-    """The exports of a directory by name; a document that has not changed is not read again."""
-    names: list[str] = []
-    with (
-        os_errors("Listing the exports in", output_dir),
-        suppress(FileNotFoundError),
-        os.scandir(output_dir) as entries,
-    ):
-        names += (e.name for e in entries if e.name[0] != "." and e.is_dir(follow_symlinks=False))
-    names.sort()
-    for name in names:
-        stamp = _stamp(output_dir / name)
-        if stamp is None:
-            continue
-        found = _read(output_dir / name, stamp)
-        if isinstance(found, Exported):
-            yield found
-        elif found not in told:
-            told.add(found)
-            logger.warning("Left out of %s: %s", shown(output_dir / INDEX_FILE), found)
-
-
-def _exported(directory: Path) -> Exported | None:
-    stamp = _stamp(directory)
-    found = None if stamp is None or directory.is_symlink() else _read(directory, stamp)
-    return found if isinstance(found, Exported) else None
-
-
-def _stamp(directory: Path) -> _Stamp | None:
-    """What changes when metadata.json does; None where there is none."""
-    try:
-        status = os.stat(f"{directory}/{METADATA_FILE}")  # noqa: PTH116 (a third of the time of Path's, 1000 times)
-    except OSError:
-        return None
-    return status.st_ino, status.st_size, status.st_mtime_ns
-
-
-@lru_cache(maxsize=8192)
-def _read(directory: Path, stamp: _Stamp) -> Exported | str:
-    """The export, or why it cannot be read."""
-    try:
-        metadata = read_metadata(directory / METADATA_FILE)
-    except (ExportInvalidError, OSError) as error:
-        return str(error)
-    return Exported(directory, metadata.model_copy(update={"name": shown(directory.name)}))

@@ -15,49 +15,16 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
-from eagle3_export.documents.index import index_line
 from eagle3_export.documents.schema import ExportMetadata, RunRecord
 from eagle3_export.errors import CheckpointError, Eagle3ExportError, UsageError
+from eagle3_export.published import Exported, run_of
 from eagle3_export.speculators_format.checkpoint import read_checkpoint
-from eagle3_export.speculators_format.run_files import INTERRUPTED, epoch_of, find_checkpoints
+from eagle3_export.speculators_format.run_files import epoch_of, find_checkpoints
 from eagle3_export.speculators_format.save_point import save_point
 from eagle3_export.storage.faults import resolved, shown
 from eagle3_export.storage.fingerprint import is_same, newest_weights
-
-
-@dataclass(frozen=True)
-class Exported:
-    """One export of an output directory.
-
-    Attributes:
-        directory: where it is.
-        metadata: what its metadata.json says, under the name that the directory has now.
-    """
-
-    directory: Path
-    metadata: ExportMetadata
-
-    @cached_property
-    def index_line(self) -> str:
-        """Its entry in index.json."""
-        return index_line(self.metadata)
-
-    @cached_property
-    def save_path(self) -> str:
-        """Where the run that it is of saved; releases that did not record it recorded the checkpoint's path."""
-        if self.metadata.run is not None:
-            return self.metadata.run.save_path
-        return shown(run_of(Path(self.metadata.source.checkpoint)))
-
-
-def run_of(checkpoint: Path) -> Path:
-    """Returns the save_path that a checkpoint lies in; a checkpoint that is not named like one is a run of its own."""
-    named = epoch_of(checkpoint.name) is not None or checkpoint.name == INTERRUPTED
-    return checkpoint.parent if named else checkpoint
 
 
 def new_run(save_path: Path) -> RunRecord:
@@ -109,7 +76,9 @@ def require_same_run(
         raise _another_run(output_dir, run, save_path)  # what is only `interrupted` is begun again
     shared, contradictions = _compare(exports, save_path)
     if _is_at(run, save_path):
-        same = shared > 0 or contradictions == 0 or len(exports) == 1  # nothing of a lone export's run would stay
+        same = (
+            shared > 0 or contradictions == 0 or len(exports) == 1
+        )  # nothing of a lone export's run would stay
     else:
         same = shared > 0 and contradictions == 0
     if not same:

@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +35,7 @@ import numpy as np
 
 from eagle3_export.config import ExportConfig
 from eagle3_export.export import export_checkpoint, prepare_export
+from eagle3_export.output_directory import OutputDirectory
 from eagle3_export.storage.copy import write_safetensors
 from eagle3_export.storage.finite import non_finite_tensors
 from eagle3_export.storage.safetensors_file import TensorSource, read_safetensors
@@ -271,6 +272,49 @@ def measure(directory: Path, size: str, rounds: int, specforge: Path | None) -> 
     }
 
 
+def index_costs(directory: Path, rounds: int, counts: Sequence[int] = (10, 1000)) -> dict[str, object]:
+    """Times what brings index.json and the pointers up to date after one new export, by number of exports.
+
+    The exporter runs on, as in training and in `watch`: it has seen all exports but the new one.
+    """
+    seconds: dict[int, float] = {}
+    for count in counts:
+        work = Path(tempfile.mkdtemp(prefix="bench-index-", dir=directory))
+        try:
+            seconds[count] = _index_rounds(work, count, rounds)
+        finally:
+            shutil.rmtree(work)
+    fewest, most = min(counts), max(counts)
+    return {"seconds": seconds, "ratio": seconds[most] / seconds[fewest]}
+
+
+def _index_rounds(work: Path, count: int, rounds: int) -> float:
+    checkpoint = drafts.save_epoch(work / "run" / "0")
+    out = work / "out"
+
+    def add(epoch: int) -> None:
+        (out / str(epoch)).mkdir()
+        for file in (out / "0").iterdir():
+            (out / str(epoch) / file.name).hardlink_to(file)
+        content = json.loads((out / "0" / "metadata.json").read_text())
+        (out / str(epoch) / "metadata.json").unlink()
+        content |= {"epoch": epoch, "global_step": 100 + epoch}
+        (out / str(epoch) / "metadata.json").write_text(json.dumps(content))
+
+    with OutputDirectory(out, checkpoint.parent) as output:
+        with prepare_export(checkpoint, out / "0", ExportConfig()) as prepared:
+            prepared.run(output, replace=False)
+        for epoch in range(1, count):
+            add(epoch)
+        output.refresh()
+        taken = []
+        for epoch in range(count, count + max(rounds, 1)):
+            add(epoch)
+            os.sync()
+            taken.append(timed(output.refresh))
+    return statistics.median(taken)
+
+
 @contextmanager
 def loop_filesystem(kind: str, directory: Path, gigabytes: float) -> Iterator[Path]:
     """A new filesystem in a sparse file; needs root."""
@@ -342,10 +386,13 @@ def main() -> None:
                     result = measure(place, size, arguments.rounds, arguments.specforge)
             results.append({"filesystem": filesystem, **result})
     machine = {"kernel": platform.release(), "cpus": os.cpu_count(), "python": platform.python_version()}
+    index = index_costs(arguments.directory, arguments.rounds)
     if arguments.json:
-        print(json.dumps({"machine": machine, "results": results}, indent=2))
+        print(json.dumps({"machine": machine, "results": results, "index": index}, indent=2))
     else:
         show(results)
+        costs = ", ".join(f"{count} exports: {seconds_text(s)}" for count, s in index["seconds"].items())  # type: ignore[attr-defined]
+        print(f"index.json after one new export: {costs}; ratio {index['ratio']:.2f}")
 
 
 if __name__ == "__main__":

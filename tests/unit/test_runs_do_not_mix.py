@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from eagle3_export import output_directory
+from eagle3_export import published
 from eagle3_export.config import ExportConfig
 from eagle3_export.convert import convert_checkpoint, convert_run
 from eagle3_export.errors import Eagle3ExportError, StorageError, UsageError
@@ -485,8 +485,8 @@ def test_one_new_export_costs_one_document(tmp_path: Path, monkeypatch: pytest.M
     run, out = write_run(tmp_path / "run", 0, 1, 2), tmp_path / "out"
     with_convert(run, out)
     read: list[Path] = []
-    real = output_directory.read_metadata
-    monkeypatch.setattr(output_directory, "read_metadata", lambda path: (read.append(path), real(path))[1])
+    real = published.read_metadata
+    monkeypatch.setattr(published, "read_metadata", lambda path: (read.append(path), real(path))[1])
     write_run(run, 3)
     with_convert(run, out)
     assert read == [out / "3" / "metadata.json"]

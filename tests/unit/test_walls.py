@@ -41,6 +41,7 @@ ORDER = [
     "output_directory",
     "locate",
     "run_identity",
+    "published",
     "config",
     "compatibility",
     "sglang",
