@@ -12,7 +12,7 @@ from eagle3_export.errors import CheckpointError, Eagle3ExportError
 from eagle3_export.export import ExportResult, export_checkpoint, prepare_export
 from eagle3_export.output_directory import OutputDirectory
 from eagle3_export.speculators_format.run_files import find_checkpoints
-from eagle3_export.storage.faults import shown
+from eagle3_export.storage.faults import expanded, shown
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def convert_run(
         UsageError: `output_dir` and `save_path` lie one in the other, or another run's exports are there.
         StorageError: the output directory cannot be used.
     """
-    save_path = Path(save_path)
+    save_path = expanded(save_path)
     output_dir = config.model_copy(update={"output_dir": str(output_dir)}).resolve_output_dir(save_path)
     checkpoints = find_checkpoints(save_path)
     if not checkpoints:

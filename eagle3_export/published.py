@@ -68,9 +68,14 @@ def read_exports(output_dir: Path) -> list[ExportMetadata]:
 
 
 def published_exports(output_dir: Path, told: set[str]) -> Iterator[Exported]:
-    """The exports of a directory by name; a document that has not changed is not read again.
+    """Yields the exports of a directory by name; a document that has not changed is not read again.
 
-    Works on strings: of a thousand exports, making `Path`s would take the most time.
+    Args:
+        output_dir: the directory; none are yielded where it is missing.
+        told: what has been said of exports that cannot be read, so that each is named once.
+
+    Raises:
+        StorageError: the directory cannot be listed.
     """
     known, found = _known(os.fspath(output_dir)), dict[str, tuple[Stamp, Exported | str]]()
     with (
@@ -99,6 +104,7 @@ def published_exports(output_dir: Path, told: set[str]) -> Iterator[Exported]:
 
 
 def published_export(directory: Path) -> Exported | None:
+    """Returns the export in a directory; None where there is none, or it cannot be read."""
     found = (
         _read(directory) if is_directory(directory) and is_regular_file(directory / METADATA_FILE) else None
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import time
 from collections import deque
 from collections.abc import Callable
@@ -145,7 +146,8 @@ class RunExports:
                 self._failed(name, StorageError(reason))
         if self._missing:
             lines = "".join(f"\n  {name}: {reason}" for name, reason in list(self._missing.items()))
-            remedy = f"eagle3-export convert --all {shown(self._save_path)} {shown(self._output.path)}"
+            run = shlex.join([shown(self._save_path), shown(self._output.path)])
+            remedy = f"eagle3-export convert --all {run}"
             logger.warning(
                 "Checkpoints without an export of their last state:%s\nTo make up for it: %s", lines, remedy
             )
