@@ -117,7 +117,7 @@ def is_directory(path: Path) -> bool:
     """Whether `path` itself is a directory, not a link to one."""
     try:
         return stat.S_ISDIR(path.lstat().st_mode)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 
