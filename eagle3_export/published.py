@@ -20,7 +20,6 @@ from eagle3_export.speculators_format.run_files import INTERRUPTED, epoch_of
 from eagle3_export.storage.faults import os_errors, shown
 from eagle3_export.storage.leftovers import is_directory
 from eagle3_export.storage.publish import replace_file
-from eagle3_export.storage.regular_file import is_regular_file
 
 logger = logging.getLogger(__name__)
 
@@ -105,9 +104,11 @@ def published_exports(output_dir: Path, told: set[str]) -> Iterator[Exported]:
 
 def published_export(directory: Path) -> Exported | None:
     """Returns the export in a directory; None where there is none, or it cannot be read."""
-    found = (
-        _read(directory) if is_directory(directory) and is_regular_file(directory / METADATA_FILE) else None
-    )
+    now = stamp(directory / METADATA_FILE) if is_directory(directory) else None
+    if now is None:
+        return None
+    known = _known(os.fspath(directory.parent)).get(directory.name)
+    found = known[1] if known is not None and known[0] == now else _read(directory)
     return found if isinstance(found, Exported) else None
 
 
