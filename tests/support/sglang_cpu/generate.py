@@ -17,7 +17,8 @@ ENGINE = {
     "dtype": "float32",
     "random_seed": 0,
     "disable_radix_cache": True,
-    "mem_fraction_static": 0.05,
+    # SGLang counts what other processes take while it loads as its own weights; the tokens are the limit that holds.
+    "mem_fraction_static": 0.5,
     "max_total_tokens": 8192,
     "max_running_requests": 8,
     "context_length": 1024,

@@ -344,7 +344,7 @@ class TestVLLM:
 
 SERVER_OPTIONS = [
     *("--device", "cpu", "--attention-backend", "intel_amx", "--dtype", "float32", "--random-seed", "0"),
-    *("--disable-radix-cache", "--mem-fraction-static", "0.05", "--max-total-tokens", "8192"),
+    *("--disable-radix-cache", "--mem-fraction-static", "0.5", "--max-total-tokens", "8192"),
     *("--max-running-requests", "8", "--context-length", "1024", "--chunked-prefill-size", "1024"),
     *("--skip-server-warmup", "--skip-tokenizer-init", "--log-level", "error"),
 ]
