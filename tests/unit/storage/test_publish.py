@@ -260,6 +260,16 @@ def test_one_exporter_per_directory(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
+def test_a_group_may_share_the_output_directory_and_nobody_else_write_there(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with output_lock(tmp_path / "out"):
+            modes = [path.stat().st_mode & 0o777 for path in (tmp_path / "out", tmp_path / "out" / LOCK_NAME)]
+    finally:
+        os.umask(before)
+    assert modes == [0o775, 0o664]
+
+
 def test_the_lock_is_no_way_out_of_the_directory(tmp_path: Path) -> None:
     (tmp_path / "victim").write_text("precious")
     (tmp_path / LOCK_NAME).symlink_to(tmp_path / "victim")
