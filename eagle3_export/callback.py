@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,6 @@ from eagle3_export.errors import (
     CheckpointError,
     Eagle3ExportError,
     IncompatibleDraftError,
-    StorageError,
     UsageError,
 )
 from eagle3_export.export import ValidationMetrics
@@ -47,6 +47,8 @@ NO_VALIDATION = "The run has no validation data."
 END_OF_RUN_SECONDS = 600.0
 INTERRUPTED_SECONDS = 100.0  # counted from the trainer's last save, whose budget is 120 s (graceful_shutdown)
 CRASHED_SECONDS = 30.0
+# How long the start of a run waits for the output directory to say whose exports it holds.
+SAME_RUN_SECONDS = 10.0
 # How long a save waits for an export that reads the very file it is about to rewrite in place.
 REWRITE_SECONDS = 60.0
 
@@ -182,8 +184,7 @@ class SGLangExportCallback:
             keep_last=self._config.keep_last,
             fresh=not resumed and trainer.global_step == 0,
         )
-        with suppress(StorageError):  # a directory that cannot be read fails the exports, not the run
-            output.require_same_run()
+        _require_same_run(output)
         exports = RunExports(self._config, save_path, output)
         try:
             findings, exports.verifier = check_before_training(trainer.model, self._config)
@@ -351,6 +352,34 @@ class SGLangExportCallback:
             return result
 
         wrap(trainer, "run_training", around)
+
+
+def _require_same_run(output: OutputDirectory) -> None:
+    """Refuses an output directory that holds another run's exports.
+
+    On a thread of its own: a filesystem that hangs does not keep the run from its first step, and a directory that
+    cannot be read fails the exports, not the run. The first export asks again.
+
+    Raises:
+        UsageError: another run's exports are there.
+    """
+    refusals: list[UsageError] = []
+
+    def check() -> None:
+        try:
+            output.require_same_run()
+        except UsageError as error:
+            refusals.append(error)
+        except Exception as error:
+            logger.debug("Whose exports are in %s could not be told: %s", output.path, error)
+
+    thread = threading.Thread(target=check, name="eagle3-export-same-run", daemon=True)
+    thread.start()
+    thread.join(SAME_RUN_SECONDS)
+    if refusals:
+        raise refusals[0]
+    if thread.is_alive():
+        logger.warning("%s does not answer; training starts, and the exports wait for it.", output.path)
 
 
 @contextmanager

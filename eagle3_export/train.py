@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from difflib import get_close_matches
@@ -29,6 +30,8 @@ from eagle3_export.training.rank_environment import complete_launch_environment,
 if TYPE_CHECKING:
     from eagle3_export.callback import SGLangExportCallback
 
+# How long the other ranks stay after a refusal; the launcher ends them as soon as rank 0 has told it.
+RANK_ZERO_SPEAKS_SECONDS = 10.0
 FLAG = "--" + BLOCK_NAME.replace("_", "-")
 
 
@@ -253,6 +256,9 @@ def _block_kept_in_run_yaml(block: Any) -> AbstractContextManager[None]:
 def _complain(error: Eagle3ExportError, status: int, *, everywhere: bool) -> int:
     if everywhere or is_rank_zero():
         print(f"eagle3-export train: {error}", file=sys.stderr, flush=True)
+    else:
+        # A launcher ends every rank as soon as one has failed, rank 0 too, which is to say why.
+        time.sleep(RANK_ZERO_SPEAKS_SECONDS)
     return status
 
 
