@@ -113,6 +113,7 @@ class OutputDirectory:
         self._indexed = indexed
         self._held = ExitStack()
         self._told: set[str] = set()
+        self._newest: str | None = None
         # Of the index that was written last.
         self._index_stamp: Stamp | None = None
 
@@ -364,7 +365,8 @@ class OutputDirectory:
         """Brings the index up to date, then the pointers, and prunes. Costs one document for each export that changed.
 
         Args:
-            latest: name of the export published last; None takes the one that training saved last.
+            latest: name of the export published last; None takes the one that was named before, or else the one that
+                training saved last. A save that an interrupt cut short knows no step, so its place is not known.
 
         Raises:
             StorageError: the index could not be written, or an old export not be removed.
@@ -372,7 +374,8 @@ class OutputDirectory:
         exports = {export.metadata.name: export for export in self._own_exports()}
         best = choose_best([export.metadata for export in exports.values()])
         ordered = in_training_order([export.metadata for export in exports.values()])
-        newest = shown(latest) if latest is not None else ordered[-1].name if ordered else None
+        self._newest = shown(latest) if latest is not None else self._newest
+        newest = self._newest if self._newest in exports else ordered[-1].name if ordered else None
         gone = self._outdated(exports, {name for name in (newest, best) if name is not None})
         left = [metadata for metadata in ordered if metadata.name not in gone]
         index = build_index([], run=self.run, latest=newest, best=best)
@@ -453,7 +456,7 @@ def add_measurement(export: Path, measurement: Measurement) -> ExportMetadata:
     if is_index(export.parent / INDEX_FILE):
         try:
             with OutputDirectory.around(export) as output:
-                output.refresh()
+                output.refresh(latest=read_index(output.path).latest)
         except OutputBusyError:
             pass  # the run that exports there refreshes the index with its next export
     return metadata

@@ -11,8 +11,10 @@ import pytest
 from eagle3_export.config import ExportConfig
 from eagle3_export.convert import convert_run
 from eagle3_export.errors import ExportInvalidError
-from eagle3_export.output_directory import locate_export
-from tests.support.drafts import save_epoch
+from eagle3_export.export import prepare_export
+from eagle3_export.output_directory import OutputDirectory, add_measurement, locate_export
+from tests.support.documents import measurement
+from tests.support.drafts import METRICS, save_epoch
 
 
 @pytest.fixture
@@ -70,3 +72,18 @@ def test_a_best_that_nothing_was_rated_for_says_so(tmp_path: Path) -> None:
 def test_an_export_that_lacks_a_file_is_still_one_to_check(exported: Path) -> None:
     os.unlink(exported / "1" / "metadata.json")  # noqa: PTH108
     assert locate_export(exported / "1") == exported / "1"
+
+
+def test_numbers_that_come_later_do_not_move_latest(tmp_path: Path) -> None:
+    """An export whose step is not known is sorted last, and need not be the newest."""
+    for name in ("0", "interrupted", "1"):
+        save_epoch(tmp_path / "run" / name, epoch=1)
+    (tmp_path / "run" / "interrupted" / "training_state.json").unlink()
+    with OutputDirectory(tmp_path / "out", tmp_path / "run") as output:
+        for name in ("interrupted", "0", "1"):
+            with prepare_export(tmp_path / "run" / name, output.path / name, ExportConfig()) as prepared:
+                prepared.run(output, replace=False)
+        output.add_metrics("1", METRICS)
+        assert (output.path / "latest").readlink() == Path("1")
+    add_measurement(tmp_path / "out" / "0", measurement())
+    assert (tmp_path / "out" / "latest").readlink() == Path("1")
