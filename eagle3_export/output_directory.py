@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from eagle3_export.documents.index import build_index, choose_best, in_training_
 from eagle3_export.documents.json_files import read_index, read_metadata, to_json
 from eagle3_export.documents.metadata import NOT_VALIDATED, with_measurement, with_metrics
 from eagle3_export.documents.schema import ExportIndex, ExportMetadata, Measurement, RunRecord
-from eagle3_export.errors import ExportInvalidError, StorageError
+from eagle3_export.errors import ExportInvalidError, StorageError, UsageError
 from eagle3_export.locate import is_output_directory, locate_export
 from eagle3_export.published import (
     Exported,
@@ -111,6 +112,8 @@ class OutputDirectory:
         self._keep_last = keep_last
         self._fresh = fresh
         self._indexed = indexed
+        self._was_this_runs = False
+        self._taken: Path | None = None
         self._held = ExitStack()
         self._told: set[str] = set()
         self._newest: str | None = None
@@ -126,16 +129,19 @@ class OutputDirectory:
             checkpoint: what it is made from; None for an export that exists.
         """
         parent = export.parent
-        return cls(
+        around = cls(
             parent, None if checkpoint is None else run_of(checkpoint), indexed=is_index(parent / INDEX_FILE)
         )
+        around._taken = export
+        return around
 
     def __enter__(self) -> Self:
         with ExitStack() as opening:
             try:
                 opening.enter_context(output_lock(self.path))
             except OutputBusyError:
-                if self._indexed:
+                # Somebody exports there. Beside a run without an index a new export does no harm.
+                if self._indexed or (self._taken is not None and os.path.lexists(self._taken)):
                     raise
             else:
                 for path in clean_leftovers(self.path, (export.directory for export in self._all_exports())):
@@ -156,18 +162,34 @@ class OutputDirectory:
         """Refuses a run whose exports would mix with those that are here. Only reads.
 
         Raises:
-            UsageError: another run's exports are here; the message names both.
+            UsageError: another run's exports are here, and the message names both; or it cannot be told whose they are.
         """
         exports = self._all_exports()
         known = self._recorded_run(exports)
-        if known is not None and self._save_path is not None and self._indexed:
+        if self._save_path is None or not self._indexed:
+            return
+        if known is None and self._holds_unreadable(exports):
+            raise UsageError(
+                f"{shown(self.path)} holds exports whose {METADATA_FILE} cannot be read, and no {INDEX_FILE} that says"
+                " of which run they are.",
+                why="They may be another run's, and would be replaced.",
+                remedy="Move them away, or choose another output directory.",
+            )
+        if known is not None:
             require_same_run(
                 self.path,
                 known,
                 [export for export in exports if belongs_to(export, known)],
                 self._save_path,
                 fresh=self._fresh,
+                unreadable=self._holds_unreadable(exports),
             )
+
+    def _holds_unreadable(self, readable: Sequence[Exported]) -> bool:
+        known = {export.directory.name for export in readable}
+        with os_errors("Listing the exports in", self.path), suppress(FileNotFoundError):
+            return any(child.name not in known and is_export(child) for child in self.path.iterdir())
+        return False
 
     def _identify(self) -> RunRecord | None:
         self.require_same_run()
@@ -179,6 +201,7 @@ class OutputDirectory:
         if not self._indexed:
             return run
         if known is not None:
+            self._was_this_runs = known.save_path == run.save_path
             if known.save_path != run.save_path:
                 where = (shown(self.path), known.save_path, run.save_path)
                 logger.warning("%s holds the exports of the run in %s, which is in %s now", *where)
@@ -283,9 +306,8 @@ class OutputDirectory:
         """
         final = self.path / name
         if os.path.lexists(final / KEEP_MARKER):
-            (
-                staged / KEEP_MARKER
-            ).touch()  # the user marked this export to be kept; its replacement stays marked
+            # The user marked this export to be kept; its replacement stays marked, in the same words.
+            shutil.copyfile(final / KEEP_MARKER, staged / KEEP_MARKER, follow_symlinks=False)
         seen = is_directory(final)
         try:
             publish_directory(staged, final, replace=replace)
@@ -320,8 +342,9 @@ class OutputDirectory:
         )
 
     def _is_own(self, directory: Path, run: RunRecord) -> bool:
+        """An export that cannot be read is this run's if the directory was, by its index."""
         export = published_export(directory)
-        return export is None or belongs_to(export, run)
+        return self._was_this_runs if export is None else belongs_to(export, run)
 
     # Numbers that come later ----------------------------------------------------------------------------------
 

@@ -57,6 +57,7 @@ def require_same_run(
     save_path: Path,
     *,
     fresh: bool | None = None,
+    unreadable: bool = False,
 ) -> None:
     """Refuses a run whose exports would mix with another's.
 
@@ -66,10 +67,13 @@ def require_same_run(
         exports: those exports.
         save_path: of the run at hand.
         fresh: the trainer starts anew (True) or goes on where it was (False); None: look at the checkpoints.
+        unreadable: exports lie there whose metadata.json cannot be read; they are taken for that run's.
 
     Raises:
         UsageError: it is another run.
     """
+    if unreadable and not exports and (fresh or not _is_at(run, save_path)):
+        raise _another_run(output_dir, run, save_path)
     if not exports or (fresh is False and _is_at(run, save_path)):
         return
     if fresh and any(epoch_of(export.directory.name) is not None for export in exports):
@@ -143,7 +147,9 @@ def _contradicts(export: ExportMetadata, checkpoint: Path) -> bool:
     except (Eagle3ExportError, OSError):
         return False  # being written, or damaged
     if point.global_step is not None and export.global_step is not None:
-        return point.global_step <= export.global_step
+        # An epoch ends once. In the middle of it, or after an interrupt, it is saved again later on.
+        ends = point.kind == export.source.kind == "end_of_epoch"
+        return ends or point.global_step <= export.global_step
     # With --save-best an epoch is saved once. Otherwise releases before 0.7 record no step.
     return point.kind == export.source.kind == "best"
 

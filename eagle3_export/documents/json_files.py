@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TypeVar
@@ -15,13 +16,26 @@ from eagle3_export.errors import ExportInvalidError
 from eagle3_export.storage.faults import shown
 from eagle3_export.storage.regular_file import read_json
 
+# Python's stand-in for a byte of a path that is no UTF-8, and half of a character; no file can hold either.
+_NO_CHARACTER = re.compile("[\ud800-\udfff]")
 _Document = TypeVar("_Document", bound=BaseModel)
 
 
 def to_json(document: BaseModel) -> bytes:
     """Returns the document as strict JSON: no NaN, no infinity, keys in the model's order, a newline at the end."""
     content = document.model_dump(mode="json")
-    return (json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False) + "\n").encode()
+    text = json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    return _NO_CHARACTER.sub(lambda found: "\\" + _escaped(found[0]), text).encode()
+
+
+def printable(text: str) -> str:
+    """Returns text that a file can hold: a byte of a path that is no UTF-8 is written as `\\xe9`."""
+    return _NO_CHARACTER.sub(lambda found: _escaped(found[0]), text)
+
+
+def _escaped(surrogate: str) -> str:
+    code = ord(surrogate)
+    return f"\\x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else f"\\u{code:04x}"
 
 
 def read_metadata(path: str | Path) -> ExportMetadata:

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from eagle3_export.documents.json_files import printable
 from eagle3_export.documents.schema import ExportMetadata, Measurement
 from eagle3_export.estimates.acceptance import DepthEstimate, estimate_terms
 
@@ -31,7 +32,7 @@ def render_model_card(metadata: ExportMetadata) -> str:
         _findings(metadata),
         _origin(metadata),
     ]
-    return "\n\n".join(section for section in sections if section) + "\n"
+    return printable("\n\n".join(section for section in sections if section) + "\n")
 
 
 def _front_matter(metadata: ExportMetadata) -> str:

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -501,3 +502,83 @@ def test_files_of_a_live_export_are_left_alone_by_a_conversion_beside_it(tmp_pat
         assert being_written.exists()
     convert_checkpoint(run / "0", out / "1", ExportConfig())
     assert not being_written.exists()
+
+
+@pytest.mark.parametrize("steps", [50, 150])
+def test_a_fresh_run_of_other_length_in_the_same_save_path_is_another_run(tmp_path: Path, steps: int) -> None:
+    """Its epochs end at other steps, later or earlier; an epoch of one run ends once."""
+    run = write_run(tmp_path / "a", 0, 1)
+    with_convert(run, tmp_path / "out")
+    before = snapshot(tmp_path / "out")
+    shutil.rmtree(run)
+    for epoch in (0, 1):
+        checkpoint = save_epoch(run / str(epoch), seed=90 + epoch, epoch=epoch)
+        state = {"epoch": epoch, "local_step": 0, "global_step": steps * 10 * (epoch + 1)}
+        (checkpoint / "training_state.json").write_text(json.dumps(state))
+    for way in WAYS:
+        with pytest.raises(UsageError, match="an earlier run of"):
+            way(run, tmp_path / "out")
+    assert snapshot(tmp_path / "out") == before
+
+
+def test_a_copied_run_that_went_on_by_itself_is_another_run(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", 0, 1)
+    with_convert(run, tmp_path / "out")
+    shutil.copytree(run, tmp_path / "b")
+    with_convert(write_run(run, 2), tmp_path / "out")
+    before = snapshot(tmp_path / "out")
+    checkpoint = save_epoch(tmp_path / "b" / "2", seed=99, epoch=2)
+    state = json.loads((checkpoint / "training_state.json").read_text())
+    (checkpoint / "training_state.json").write_text(
+        json.dumps({**state, "global_step": state["global_step"] + 1})
+    )
+    for way in WAYS:
+        with pytest.raises(UsageError, match=str(run)):
+            way(tmp_path / "b", tmp_path / "out")
+    assert snapshot(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_exports_that_cannot_be_read_are_not_taken_for_ones_own(tmp_path: Path, index: bool) -> None:
+    run, other = write_run(tmp_path / "a", 0, 1), write_run(tmp_path / "b", 0, 1, seed=50)
+    with_convert(run, tmp_path / "out")
+    for name in "01":
+        (tmp_path / "out" / name / "metadata.json").write_text("{")
+    if not index:
+        (tmp_path / "out" / "index.json").unlink()
+    before = {name: snapshot(tmp_path / "out" / name) for name in "01"}
+    for way in WAYS:
+        with suppress(UsageError):
+            way(other, tmp_path / "out")
+        assert {name: snapshot(tmp_path / "out" / name) for name in "01"} == before
+    if index:
+        with_convert(run, tmp_path / "out")  # its own run makes up for them
+        assert [export.name for export in read_exports(tmp_path / "out")] == ["0", "1"]
+
+
+def test_an_export_is_not_replaced_under_whoever_exports_there(tmp_path: Path) -> None:
+    run, other, out = write_run(tmp_path / "a", 0), write_run(tmp_path / "b", 0, seed=50), tmp_path / "out"
+    out.mkdir()
+    (out / "index.json").write_text('{"mine": 1}')
+    with_convert(run, out)
+    before = snapshot(out / "0")
+    with OutputDirectory(out, run), pytest.raises(StorageError, match="Another export is running"):
+        convert_checkpoint(other / "0", out / "0", ExportConfig(), overwrite=True)
+    assert snapshot(out / "0") == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_a_run_whose_path_is_not_utf8_is_exported(tmp_path: Path) -> None:
+    run = write_run(tmp_path / os.fsdecode(b"r\xe9"), 0)
+    for way in WAYS:
+        way(run, tmp_path / way.__name__)
+        (export,) = read_exports(tmp_path / way.__name__)
+        assert export.source.checkpoint.endswith("r\\xe9/0")
+
+
+def test_what_a_user_wrote_into_keep_stays(tmp_path: Path) -> None:
+    run, out = write_run(tmp_path / "a", 0), tmp_path / "out"
+    with_convert(run, out)
+    (out / "0" / ".keep").write_text("for the paper")
+    convert_run(run, out, ExportConfig(), overwrite=True)
+    assert (out / "0" / ".keep").read_text() == "for the paper"
