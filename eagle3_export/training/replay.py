@@ -110,12 +110,17 @@ class ValidationReplay:
         """Watches one validation of the trainer while the block runs; `result` tells afterwards what it counted."""
         self._begin()
         self._validations += 1
-        handle = self._trainer.model.register_forward_hook(self._after_forward, with_kwargs=True)
-        try:
-            with reporting_first_choices():
-                yield
-        finally:
-            handle.remove()
+        with contextlib.ExitStack() as watching:
+            try:
+                handle = self._trainer.model.register_forward_hook(self._after_forward, with_kwargs=True)
+                watching.callback(handle.remove)
+                watching.enter_context(reporting_first_choices())
+            except (
+                Exception
+            ) as error:  # a trainer that works otherwise loses the replay, never its validation
+                self._problem = f"The replay could not begin: {type(error).__name__}: {error}"
+                logger.warning("%s Training goes on.", self._problem)
+            yield
 
     def result(self) -> Replayed:
         """What the validation counted, over all ranks. Rank 0 calls this, once, after the validation; never waits."""

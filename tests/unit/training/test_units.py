@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from eagle3_export.training.background import BackgroundQueue
 from eagle3_export.training.interrupts import deferred_interrupts
 from eagle3_export.training.rank_environment import complete_launch_environment, is_rank_zero
 from eagle3_export.training.ranks import CommonStop
+from eagle3_export.training.replay import ValidationReplay
 
 
 class TestArguments:
@@ -325,3 +327,12 @@ class TestCommonStop:
             stop.check()
         with pytest.raises(StorageError, match="disk full"):
             stop.end_together(others_wait=True)
+
+
+def test_a_model_that_cannot_be_watched_loses_the_replay_and_not_its_validation() -> None:
+    replay = ValidationReplay(SimpleNamespace(model=object(), val_loader=[]), (1, 3))
+    validated = False
+    with replay.watching():
+        validated = True
+    assert validated
+    assert "register_forward_hook" in (replay.result().reason or "")
