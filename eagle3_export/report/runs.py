@@ -10,9 +10,10 @@ from pathlib import Path
 from eagle3_export.documents.index import choose_best, compared_exports, in_training_order
 from eagle3_export.documents.json_files import read_metadata
 from eagle3_export.documents.schema import ExportMetadata
-from eagle3_export.errors import UsageError
+from eagle3_export.errors import ExportInvalidError, UsageError
 from eagle3_export.estimates.acceptance import estimated_lengths
 from eagle3_export.estimates.comparison import Basis
+from eagle3_export.locate import is_output_directory, locate_export
 from eagle3_export.output_directory import read_exports
 from eagle3_export.storage.faults import os_errors, resolved, shown
 
@@ -100,8 +101,20 @@ def read_run(path: str | Path, name: str | None = None) -> Run:
         single = (path / "metadata.json").is_file()
     exports = [read_metadata(path)] if single else in_training_order(read_exports(path))
     if not exports:
-        raise UsageError(f"{shown(path)} holds no exports yet.")
+        raise _no_exports(path)
     return Run(name or shown(resolved(path).name), path, exports, choose_best(exports))
+
+
+def _no_exports(path: Path) -> UsageError:
+    """Says what a directory without exports is instead: the run, or one of its checkpoints."""
+    yet = UsageError(f"{shown(path)} holds no exports yet.", remedy="Name the output_dir of a run.")
+    if is_output_directory(path) or not any(path.iterdir()):
+        return yet
+    try:
+        locate_export(path)
+    except ExportInvalidError as found:
+        return UsageError(found.what, why=found.why, remedy=found.remedy)
+    return yet
 
 
 def read_runs(paths: Sequence[str | Path]) -> list[Run]:

@@ -146,6 +146,8 @@ def test_one_bad_checkpoint_does_not_keep_the_others_from_export(save_path: Path
         (["launch", "{run}/0", "--target", "x"], 1, "is a checkpoint, not an export"),
         (["convert", "{run}/0", "out", "--all"], 2, "is one checkpoint, not the save_path"),
         (["watch", "{run}/0", "out"], 2, "is one checkpoint, not the save_path"),
+        (["report", "{run}"], 2, "is the save_path of a training run"),
+        (["report", "{run}/0"], 2, "is a checkpoint, not an export"),
         (["launch", "{run}/0"], 2, "--target"),
         (["no-such-command"], 2, "no-such-command"),
     ],
