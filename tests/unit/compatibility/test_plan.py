@@ -446,3 +446,10 @@ def test_an_unreadable_verifier_is_unknown_not_an_error(tmp_path: Path, content:
     assert verifier is None or (verifier.num_hidden_layers is None and verifier.architectures == ())
     assert read_verifier(None) is None
     assert read_verifier("nobody/nothing-here") is None
+
+
+def test_two_counts_in_two_findings_are_each_their_own(plain: Checkpoint) -> None:
+    draft = changed(plain, num_layers=2, sliding_windows=(None, None), aux_layer_ids=(1, 2, 4, 6))
+    causes = {found.id: found.cause for found in check(draft, target("0.5.11"))}
+    assert "has 2 decoder layers" in causes["multiple-layers"]
+    assert "takes 4 aux hidden states" in causes["aux-layer-count"]
