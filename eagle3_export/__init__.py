@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from eagle3_export.errors import (
         CheckpointError,
         Eagle3ExportError,
+        EstimateError,
         ExportInvalidError,
         IncompatibleDraftError,
         MeasurementError,
         StorageError,
         UsageError,
     )
+    from eagle3_export.estimate import CheckpointEstimate, estimate_checkpoint
     from eagle3_export.estimates.acceptance import AcceptanceEstimate, estimate_acceptance
     from eagle3_export.export import ExportResult, ValidationMetrics, export_checkpoint
     from eagle3_export.verify import VerifyReport, verify_export
@@ -27,7 +29,9 @@ if TYPE_CHECKING:
 __all__ = [
     "AcceptanceEstimate",
     "CheckpointError",
+    "CheckpointEstimate",
     "Eagle3ExportError",
+    "EstimateError",
     "ExportConfig",
     "ExportInvalidError",
     "ExportMetadata",
@@ -42,6 +46,7 @@ __all__ = [
     "VerifyReport",
     "__version__",
     "estimate_acceptance",
+    "estimate_checkpoint",
     "export_checkpoint",
     "read_metadata",
     "verify_export",
@@ -51,7 +56,9 @@ __all__ = [
 _HOMES = {
     "AcceptanceEstimate": "estimates.acceptance",
     "CheckpointError": "errors",
+    "CheckpointEstimate": "estimate",
     "Eagle3ExportError": "errors",
+    "EstimateError": "errors",
     "ExportConfig": "config",
     "ExportInvalidError": "errors",
     "ExportMetadata": "documents.schema",
@@ -65,6 +72,7 @@ _HOMES = {
     "ValidationMetrics": "export",
     "VerifyReport": "verify",
     "estimate_acceptance": "estimates.acceptance",
+    "estimate_checkpoint": "estimate",
     "export_checkpoint": "export",
     "read_metadata": "documents.json_files",
     "verify_export": "verify",

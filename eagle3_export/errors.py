@@ -80,5 +80,9 @@ class IncompatibleDraftError(Eagle3ExportError):
         return {**super().as_dict(), "findings": [finding.as_dict() for finding in self.findings]}
 
 
+class EstimateError(Eagle3ExportError):
+    """A checkpoint could not be replayed, or the data are no text for it."""
+
+
 class MeasurementError(Eagle3ExportError):
     """A server could not be measured, or what it said is no measurement of this export."""

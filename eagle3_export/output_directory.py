@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -42,6 +42,7 @@ from eagle3_export.run_identity import (
     is_export_of,
     new_run,
     recorded_run,
+    require_export_of,
     require_same_run,
 )
 from eagle3_export.speculators_format.run_files import epoch_of
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "OutputDirectory",
+    "add_estimate",
     "add_measurement",
     "is_output_directory",
     "locate_export",
@@ -474,15 +476,49 @@ def add_measurement(export: Path, measurement: Measurement) -> ExportMetadata:
         ExportInvalidError: the export has no readable metadata.json.
         StorageError: a document could not be replaced; each is replaced by rename, so none is half-written.
     """
-    metadata = with_measurement(read_metadata(export), measurement)
-    replace_documents(export, metadata)
-    if is_index(export.parent / INDEX_FILE):
-        try:
-            with OutputDirectory.around(export) as output:
-                output.refresh(latest=read_index(output.path).latest)
-        except OutputBusyError:
-            pass  # the run that exports there refreshes the index with its next export
-    return metadata
+    return _change_documents(export, lambda metadata: with_measurement(metadata, measurement))
+
+
+def add_estimate(
+    export: Path, checkpoint: Path, metrics: Mapping[str, Any] | None, replay: Replay
+) -> ExportMetadata:
+    """Writes what a replay of an export's checkpoint counted into its metadata, and into its run's index.
+
+    Args:
+        export: the export's real directory, from `locate_export`.
+        checkpoint: that was replayed.
+        metrics: of the same pass.
+        replay: what it counted, with its data.
+
+    Raises:
+        ExportInvalidError: the export has no readable metadata.json, or was made from another save.
+        StorageError: a document could not be replaced; each is replaced by rename, so none is half-written.
+    """
+
+    def change(metadata: ExportMetadata) -> ExportMetadata:
+        require_export_of(metadata, export, checkpoint)
+        return with_metrics(metadata, metrics, source="estimate", replay=replay)
+
+    return _change_documents(export, change)
+
+
+def _change_documents(export: Path, change: Callable[[ExportMetadata], ExportMetadata]) -> ExportMetadata:
+    """Replaces an export's documents, and the index of its run where it has one."""
+
+    def replace() -> ExportMetadata:
+        metadata = change(read_metadata(export))
+        replace_documents(export, metadata)
+        return metadata
+
+    if not is_index(export.parent / INDEX_FILE):
+        return replace()
+    try:
+        with OutputDirectory.around(export) as output:
+            metadata = replace()
+            output.refresh(latest=read_index(output.path).latest)
+            return metadata
+    except OutputBusyError:
+        return replace()  # the run that exports there refreshes the index with its next export
 
 
 def _is_empty(path: Path) -> bool:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eagle3_export.documents.schema import ExportMetadata, RunRecord
-from eagle3_export.errors import CheckpointError, Eagle3ExportError, UsageError
+from eagle3_export.errors import CheckpointError, Eagle3ExportError, ExportInvalidError, UsageError
 from eagle3_export.published import Exported, run_of
 from eagle3_export.speculators_format.checkpoint import read_checkpoint
 from eagle3_export.speculators_format.run_files import epoch_of, find_checkpoints
@@ -117,6 +117,26 @@ def is_export_of(metadata: ExportMetadata, directory: Path, checkpoint: Path) ->
         )
     except (Eagle3ExportError, OSError, ValueError):
         return False
+
+
+def require_export_of(metadata: ExportMetadata, directory: Path, checkpoint: Path) -> None:
+    """Refuses an export that was not made from the checkpoint as it is now.
+
+    Args:
+        metadata: of the export.
+        directory: of the export.
+        checkpoint: directory of the checkpoint.
+
+    Raises:
+        ExportInvalidError: it was made from something else.
+    """
+    if not is_export_of(metadata, directory, checkpoint):
+        raise ExportInvalidError(
+            f"{shown(directory)} is no export of {shown(checkpoint)} as it is now, but of"
+            f" {metadata.source.checkpoint} as it was.",
+            why="It would get the numbers of other weights.",
+            remedy=f"Export again: eagle3-export convert {shown(checkpoint)} {shown(directory)} --overwrite",
+        )
 
 
 def _compare(exports: Sequence[Exported], save_path: Path) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 import typer
 
 from eagle3_export._version import __version__
-from eagle3_export.cli import numbers
+from eagle3_export.cli import estimating, numbers
 from eagle3_export.cli.output import (
     ConversionEcho,
     Json,
@@ -268,6 +268,7 @@ def launch(
             answer(command.shell)
 
 
+estimating.register(app)
 numbers.register(app)
 
 

@@ -193,25 +193,15 @@ def _interruptible() -> Iterator[None]:
 @contextmanager
 def _progress_bar() -> Iterator[Progress | None]:
     """A bar on stderr with prompts done and the acceptance length so far; nothing where stderr is no terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
+    from eagle3_export.cli.progress import progress_bar
 
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[length]}"), TimeRemainingColumn())
-    with Bar(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", length="")
+    with progress_bar() as show:
 
-        def show(done: int, total: int, counts: Counts) -> None:
-            length = f"acceptance length {counts.acceptance_length:.2f}" if counts.verify_steps else ""
-            if done == 1:
-                bar.reset(task)
-            bar.update(task, completed=done, total=total, length=length)
+        def show_counts(done: int, total: int, counts: Counts) -> None:
+            if show is not None:
+                show(done, total, counts.acceptance_length if counts.verify_steps else None)
 
-        yield show
+        yield None if show is None else show_counts
 
 
 def _prompts(

@@ -85,7 +85,7 @@ def choose_best(exports: Sequence[ExportMetadata]) -> str | None:
 
 def compared_exports(exports: Sequence[ExportMetadata]) -> list[ExportMetadata]:
     """Returns the exports among which the best one is chosen: those whose estimates can be compared."""
-    validated = [export for export in exports if export.acceptance.source == "validation"]
+    validated = [export for export in exports if export.acceptance.source != "training"]
     return [validated[at] for at in comparable_majority([export.acceptance for export in validated])]
 
 

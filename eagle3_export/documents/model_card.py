@@ -10,7 +10,14 @@ import yaml
 
 from eagle3_export.documents.json_files import printable
 from eagle3_export.documents.schema import ExportMetadata, Measurement
-from eagle3_export.estimates.acceptance import DepthEstimate, estimate_terms
+from eagle3_export.estimates.acceptance import (
+    AcceptanceEstimate,
+    DepthEstimate,
+    estimate_origin,
+    estimate_terms,
+    other_data,
+    run_text,
+)
 
 _TAGS = ["eagle3", "speculative-decoding", "draft-model", "sglang", "speculators"]
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")  # owner/name, as the hub allows it
@@ -46,11 +53,16 @@ def _front_matter(metadata: ExportMetadata) -> str:
     data["tags"] = _TAGS
     if metrics := _eval_metrics(metadata):
         data["metrics"] = [metric["type"] for metric in metrics]
-        dataset = {"name": f"{metadata.acceptance.source} data of the run", "type": "private"}
+        dataset = {"name": _dataset_name(metadata.acceptance), "type": "private"}
         task = {"type": "text-generation", "name": "Speculative decoding"}
         result = {"task": task, "dataset": dataset, "metrics": metrics}
         data["model-index"] = [{"name": _model_name(metadata), "results": [result]}]
     return f"---\n{yaml.safe_dump(data, sort_keys=False, allow_unicode=True)}---"
+
+
+def _dataset_name(acceptance: AcceptanceEstimate) -> str:
+    data = other_data(acceptance)
+    return data.path if data is not None else f"{run_text(acceptance)} data of the run"
 
 
 def _eval_metrics(metadata: ExportMetadata) -> list[dict[str, Any]]:
@@ -120,7 +132,7 @@ def _estimate(metadata: ExportMetadata) -> str:
     text = [
         "## Expected acceptance",
         f"**{metadata.estimated_acceptance_length:.2f}** tokens per verify step ({estimate_terms(metadata.acceptance)};"
-        f" from {acceptance.source}). An estimate, not a measurement on a server.",
+        f" from {_inline(estimate_origin(acceptance))}). An estimate, not a measurement on a server.",
         _table(
             ["TTT step", "full_acc (cumulative)", "cond_acc"],
             [[str(s.step), _share(s.full_acc), _share(s.cond_acc)] for s in acceptance.steps],

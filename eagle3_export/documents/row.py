@@ -35,7 +35,7 @@ class ExportRow:
         estimated_acceptance_length: tokens per verify step.
         acceptance_num_steps: draft depth of the estimate.
         acceptance_method: how it was derived.
-        acceptance_source: validation or training.
+        acceptance_source: validation, training or estimate.
         includes_bonus_token: whether the estimate does.
         interval_low: lower end of its 95 % interval.
         interval_high: upper end.

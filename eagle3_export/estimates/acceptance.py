@@ -28,10 +28,10 @@ from eagle3_export.estimates.chain import (
     trained_chain,
 )
 from eagle3_export.estimates.reasons import explained
-from eagle3_export.estimates.replay import TOO_FEW_DOCUMENTS, Replay
+from eagle3_export.estimates.replay import TOO_FEW_DOCUMENTS, Replay, ReplayedData
 
 Method = Literal["replay", "cumulative", "conditional", "geometric"]
-AccuracySource = Literal["validation", "training"]
+AccuracySource = Literal["validation", "training", "estimate"]
 
 DEFAULT_NUM_STEPS = (1, 3, 5, 10, 16)
 MAX_NUM_STEPS = MAX_TTT_STEPS
@@ -103,7 +103,8 @@ class AcceptanceEstimate:
     __pydantic_config__: ClassVar[Mapping[str, Any]] = IN_DOCUMENTS
 
     source: AccuracySource | None
-    """validation, or training as a fallback for runs without one."""
+    """validation: of the trainer, in its own passes; training: a fallback for runs without one; estimate:
+    `eagle3-export estimate`, and replay.data says of which text."""
     estimated_acceptance_length: float | None
     """The headline, at depth num_steps."""
     method: Method | None
@@ -244,6 +245,25 @@ def estimate_terms(estimate: AcceptanceEstimate) -> str:
     if estimate.method == "geometric":
         return "geometric, without bonus token"
     return f"{estimate.num_steps} draft steps, bonus token included, {estimate.method}"
+
+
+def other_data(estimate: AcceptanceEstimate) -> ReplayedData | None:
+    """Returns the data of an estimate that is from other text than the run's own; None where it is from that."""
+    data = estimate.replay.data if estimate.replay is not None else None
+    return None if data is None or data.run_validation else data
+
+
+def run_text(estimate: AcceptanceEstimate) -> AccuracySource | None:
+    """Returns which text of the run an estimate is from: validation, whoever replayed it, or training."""
+    return "validation" if estimate.source == "estimate" else estimate.source
+
+
+def estimate_origin(estimate: AcceptanceEstimate) -> str:
+    """Returns in a few words which text an estimate is from."""
+    data = other_data(estimate)
+    if data is not None:
+        return f"{data.documents} document{'s' * (data.documents != 1)} of {data.path}"
+    return f"{run_text(estimate)}{', replayed afterwards' * (estimate.source == 'estimate')}"
 
 
 def _checked_depths(num_steps: Sequence[int]) -> list[int]:

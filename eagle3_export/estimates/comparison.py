@@ -9,25 +9,26 @@ from dataclasses import dataclass
 
 from eagle3_export.estimates.acceptance import (
     AcceptanceEstimate,
-    AccuracySource,
     Method,
     estimated_interval,
     estimated_lengths,
+    other_data,
+    run_text,
 )
 from eagle3_export.estimates.accuracies import Interval
 
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """What estimates have in common when they are compared: their source, their method, and one draft depth.
+    """What estimates have in common when they are compared: their text, their method, and one draft depth.
 
     Attributes:
-        source: validation or training.
+        text: validation (of a run, whenever it was replayed), training, or the digest of other data.
         method: how the lengths were derived from the accuracies.
         num_steps: the depth at which all of them were trained; None for geometric estimates, which have no depth.
     """
 
-    source: AccuracySource
+    text: str
     method: Method
     num_steps: int | None
 
@@ -36,14 +37,14 @@ class Basis:
         """Returns the basis on which all these estimates can be compared: the shallowest depth among them.
 
         Returns:
-            None if there are none, if one of them has no length, or if they differ in source or method.
+            None if there are none, if one of them has no length, or if they differ in text or method.
         """
         kinds = {_kind(estimate) for estimate in estimates}
         if len(kinds) != 1 or None in kinds:
             return None
-        ((source, method),) = (kind for kind in kinds if kind is not None)
+        ((text, method),) = (kind for kind in kinds if kind is not None)
         depths = [estimate.num_steps for estimate in estimates if estimate.num_steps is not None]
-        return cls(source, method, min(depths) if len(depths) == len(estimates) else None)
+        return cls(text, method, min(depths) if len(depths) == len(estimates) else None)
 
     def length(self, estimate: AcceptanceEstimate) -> float:
         """Returns the estimate's acceptance length on this basis, in tokens per verify step.
@@ -73,7 +74,7 @@ class Basis:
 
     def __str__(self) -> str:
         depth = "" if self.num_steps is None else f" at depth {self.num_steps}"
-        return f"{self.method}, from {self.source}{depth}"
+        return f"{self.method}, from {self.text}{depth}"
 
 
 def comparable_majority(estimates: Sequence[AcceptanceEstimate]) -> list[int]:
@@ -89,7 +90,13 @@ def comparable_majority(estimates: Sequence[AcceptanceEstimate]) -> list[int]:
     return [position for position, kind in enumerate(kinds) if kind == chosen]
 
 
-def _kind(estimate: AcceptanceEstimate) -> tuple[AccuracySource, Method] | None:
+def _kind(estimate: AcceptanceEstimate) -> tuple[str, Method] | None:
     if estimate.estimated_acceptance_length is None or estimate.source is None or estimate.method is None:
         return None
-    return estimate.source, estimate.method
+    return _text(estimate), estimate.method
+
+
+def _text(estimate: AcceptanceEstimate) -> str:
+    """The text of a number: a run's own validation is the same text whoever walked it."""
+    data = other_data(estimate)
+    return f"data {data.digest}" if data is not None else str(run_text(estimate))

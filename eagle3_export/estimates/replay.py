@@ -23,6 +23,7 @@ Integers = NDArray[np.int64]
 
 DEEPEST = 16  # walked at every depth up to here, so that a depth to deploy can be chosen
 VALIDATION = "the run's validation"
+TRAINERS_PASS = "It was walked in the trainer's own validation pass."
 NO_FIRST_CHOICES = "The verifier's first choices were not seen."
 TOO_FEW_DOCUMENTS = "The interval is over documents, and there is only one."
 
@@ -52,6 +53,28 @@ class DepthReplay:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplayedData:
+    """The data that `eagle3-export estimate` walked."""
+
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = IN_DOCUMENTS
+
+    path: str
+    """Directory of the data set."""
+    first_row: int
+    """Its row that was read first, counted from 0."""
+    documents: int
+    """Rows that were read from there on."""
+    left_out: int
+    """Further rows there, of which the data hold no hidden states."""
+    limit: int | None
+    """The --limit; null without one."""
+    run_validation: bool
+    """True for the text that the run itself validates on, all of it."""
+    digest: str
+    """sha256:… of the tokens and which of them are responses. The same text has the same, wherever it lies."""
+
+
+@dataclass(frozen=True, slots=True)
 class Replay:
     """What a walk over text counted that went as a server's verify steps go."""
 
@@ -73,6 +96,8 @@ class Replay:
     """first_choices / response_tokens: near 1 for text that the verifier wrote greedily."""
     depths: list[DepthReplay]
     """The walks, by depth."""
+    data: ReplayedData | None = None
+    """What `eagle3-export estimate` walked; null for a validation of the trainer's own."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Why a value here is null, by its name; `deeper` for a pass deeper than trained that was asked for."""
 
@@ -302,6 +327,7 @@ def replay_record(
     deeper: ReplayCounts | None = None,
     *,
     text: str = VALIDATION,
+    data: ReplayedData | None = None,
     no_deeper: str | None = None,
 ) -> Replay:
     """Returns counts as a document holds them.
@@ -310,6 +336,7 @@ def replay_record(
         counts: of chains of the trained depth; at least one verify step.
         deeper: of longer chains, perhaps of fewer documents; depths beyond the trained one are taken from it.
         text: what was walked.
+        data: where it lies; None for a validation of the trainer's own.
         no_deeper: why there is no `deeper` though it was asked for.
     """
     depths = []
@@ -319,6 +346,8 @@ def replay_record(
             depths.append(_depth_replay(source.depths[depth], depth, depth > source.trained_steps))
     share = counts.first_choices / counts.response_tokens if counts.response_tokens else None
     reasons = {} if share is not None else {"first_choice_share": NO_FIRST_CHOICES}
+    if data is None:
+        reasons["data"] = TRAINERS_PASS
     if any(walk.interval is None for walk in depths):
         reasons["interval"] = TOO_FEW_DOCUMENTS
     if no_deeper is not None:
@@ -332,6 +361,7 @@ def replay_record(
         first_choices=counts.first_choices,
         first_choice_share=share,
         depths=depths,
+        data=data,
         reasons=reasons,
     )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from eagle3_export.documents.depth import recommend_depth
 from eagle3_export.documents.measurements import headline_measurement
 from eagle3_export.documents.schema import ExportMetadata
-from eagle3_export.estimates.acceptance import estimate_terms
+from eagle3_export.estimates.acceptance import estimate_origin, estimate_terms
 from eagle3_export.report.neighbours import measured_neighbours, outside_interval
 from eagle3_export.report.runs import Run, estimate_at, listed
 
@@ -45,7 +45,8 @@ def _which(run: Run, best: ExportMetadata) -> Answer:
     compared, ties = len(run.compared), run.ties
     detail = (
         f"Highest estimated acceptance length of {compared} rated export{'s' * (compared != 1)}:"
-        f" {best.estimated_acceptance_length:.2f} ({estimate_terms(best.acceptance)}, {best.acceptance.source})."
+        f" {best.estimated_acceptance_length:.2f} ({estimate_terms(best.acceptance)},"
+        f" {estimate_origin(best.acceptance)})."
     )
     depths = {export.acceptance.num_steps for export in run.compared}
     if run.basis is not None and len(depths) > 1:
@@ -74,9 +75,9 @@ def _sure(run: Run, best: ExportMetadata) -> Answer:
     interval = acceptance.interval
     spread = f"{interval.low:.2f} to {interval.high:.2f}" if interval else "no interval"
     why = (
-        f"95 % interval of the estimate, from {acceptance.source}; a server sees other text."
+        f"95 % interval of the estimate, from {estimate_origin(acceptance)}; a server sees other text."
         if interval
-        else f"{acceptance.reasons.get('interval', '')} From {acceptance.source}."
+        else f"{acceptance.reasons.get('interval', '')} From {estimate_origin(acceptance)}."
     )
     bound = (
         f" {acceptance.adjusted_acceptance_length:.2f} when words outside the draft vocabulary are counted."

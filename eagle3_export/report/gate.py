@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from eagle3_export.documents.measurements import differing_conditions, headline_measurement, series
 from eagle3_export.documents.schema import ExportMetadata
 from eagle3_export.errors import UsageError
+from eagle3_export.estimates.acceptance import estimate_origin
 from eagle3_export.estimates.comparison import Basis
 from eagle3_export.report.runs import Run
 
@@ -123,7 +124,7 @@ def against_baseline(run: Run, baseline: Run, max_drop: MaxDrop) -> list[Check]:
 def _estimates(what: str, best: ExportMetadata, before: ExportMetadata, max_drop: MaxDrop) -> Check:
     basis = Basis.common([best.acceptance, before.acceptance])
     if basis is None:
-        kinds = [f"{a.method} from {a.source}" for a in (best.acceptance, before.acceptance)]
+        kinds = [f"{a.method} from {estimate_origin(a)}" for a in (best.acceptance, before.acceptance)]
         return Check(f"{what}, estimated", False, f"{kinds[0]} cannot be compared with {kinds[1]}")
     new, old = basis.length(best.acceptance), basis.length(before.acceptance)
     return _check(f"{what}, estimated", new, old, basis.num_steps, max_drop.floor(old), max_drop)

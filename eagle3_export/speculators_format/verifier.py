@@ -40,11 +40,13 @@ class VerifierSearch:
         name: what the draft or the user calls the model, None where nobody named one.
         verifier: None where no readable config was found.
         tried: the places where it was looked for, in words.
+        directory: where it was found.
     """
 
     name: str | None
     verifier: Verifier | None = None
     tried: tuple[str, ...] = ()
+    directory: Path | None = None
 
 
 def find_verifier(name_or_path: str | None, *, checkpoint: Path | None = None) -> VerifierSearch:
@@ -62,7 +64,7 @@ def find_verifier(name_or_path: str | None, *, checkpoint: Path | None = None) -
     for place, directory in _places(name_or_path, checkpoint):
         verifier = _read(directory) if directory is not None else None
         if verifier is not None:
-            return VerifierSearch(name_or_path, verifier)
+            return VerifierSearch(name_or_path, verifier, directory=directory)
         tried[place] = None
     return VerifierSearch(name_or_path, None, tuple(tried))
 

@@ -10,12 +10,15 @@ from types import FrameType
 
 
 @contextmanager
-def deferred_interrupts() -> Iterator[None]:
+def deferred_interrupts(*, every: bool = False) -> Iterator[None]:
     """Holds back SIGINT and SIGTERM for the few milliseconds of the body, then delivers them to their own handler.
 
     speculators' handler raises `TrainingInterruptedError`, an ordinary `Exception`, wherever the main thread is
     (speculators 0.9.0, `graceful_shutdown`). In here it cannot surface, so a broad `except Exception` in the body
     swallows no interrupt. Default handlers stay as they are: a second signal during the save still kills at once.
+
+    Args:
+        every: holds them back from Python's own handler of Ctrl+C too.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -24,7 +27,7 @@ def deferred_interrupts() -> Iterator[None]:
     replaced = {}
     for signum in (signal.SIGINT, signal.SIGTERM):
         handler = signal.getsignal(signum)
-        if callable(handler) and handler is not signal.default_int_handler:
+        if callable(handler) and (every or handler is not signal.default_int_handler):
             replaced[signum] = handler
             signal.signal(signum, lambda number, frame: received.append((number, frame)))
     try:

@@ -17,7 +17,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from eagle3_export.errors import Eagle3ExportError
-from eagle3_export.estimates.replay import DEEPEST, Replay, ReplayCounts, replay_record
+from eagle3_export.estimates.replay import (
+    DEEPEST,
+    VALIDATION,
+    Replay,
+    ReplayCounts,
+    ReplayedData,
+    replay_record,
+)
 from eagle3_export.training.chains import (
     ChainReplay,
     first_choices,
@@ -63,11 +70,16 @@ class Replayed:
     deeper: ReplayCounts | None = None
     no_deeper: str | None = None
 
-    def record(self) -> Replay | None:
-        """Returns the counts as a document holds them."""
+    def record(self, data: ReplayedData | None = None) -> Replay | None:
+        """Returns the counts as a document holds them.
+
+        Args:
+            data: what was walked; None for a validation of the trainer's own.
+        """
         if self.counts is None:
             return None
-        return replay_record(self.counts, self.deeper, no_deeper=self.no_deeper)
+        text = VALIDATION if data is None or data.run_validation else data.path
+        return replay_record(self.counts, self.deeper, text=text, data=data, no_deeper=self.no_deeper)
 
 
 class ValidationReplay:
@@ -79,6 +91,7 @@ class ValidationReplay:
         num_steps: Sequence[int],
         *,
         replay_num_steps: int | None = None,
+        bounded: bool = True,
         board: RankZeroBoard | None = None,
     ) -> None:
         """Names the trainer and the depths.
@@ -87,11 +100,13 @@ class ValidationReplay:
             trainer: speculators' trainer.
             num_steps: depths to estimate for, beside every depth from 1 to the trained one.
             replay_num_steps: chains of so many drafts are computed too, in passes of their own; None for none.
+            bounded: those passes may take a minute and 64 batches of a validation at most.
             board: of a run of several processes.
         """
         self._trainer = trainer
         self._num_steps = tuple(num_steps)
         self._deeper_steps = replay_num_steps
+        self._bounded = bounded
         self._board = board
         self._validations = 0
         self._begin()
@@ -136,6 +151,12 @@ class ValidationReplay:
         no_deeper = next((part["no_deeper"] for part in parts if part["no_deeper"]), None)
         deeper = None if counts is None or no_deeper else _total(part["deeper"] for part in parts)
         return Replayed(counts, reason, deeper, no_deeper)
+
+    def so_far(self) -> ReplayCounts | None:
+        """Walks what this process has seen of the validation; None before its first batch."""
+        if self._main is not None:
+            self._main.walk()
+        return None if self._main is None else self._main.counts
 
     # In the validation pass -----------------------------------------------------------------------------------
 
@@ -189,7 +210,7 @@ class ValidationReplay:
         now = time.monotonic()
         if self._deeper_until is None:
             self._deeper_until = now + DEEPER_SECONDS
-        if self._batches > DEEPER_BATCHES or now > self._deeper_until:
+        if self._bounded and (self._batches > DEEPER_BATCHES or now > self._deeper_until):
             return
         if self._deeper is None:
             self._deeper = ChainReplay(self._deeper_steps, self._depths(self._deeper_steps))

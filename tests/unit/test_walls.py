@@ -26,6 +26,7 @@ ORDER = [
     "cli",
     "train",
     "callback",
+    "estimate",
     "training",
     "watch",
     "convert",

@@ -14,11 +14,11 @@ from tests.support.training.harness import ROOT
 pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.training]
 
 RELEASE = "0.8.1"
-TESTS = ("test_saves.py", "test_callback.py", "test_replay.py")
+TESTS = ("test_saves.py", "test_callback.py", "test_replay.py", "test_estimate.py")
 # Two ranks whose data make unequal batches end in an error of 0.8.1's own, without an export too: its ranks meet in
 # different collectives (gloo: 8 bytes against 4).
 SELECTED = (
-    "(end_of_epoch or fractions or save_best or interrupted_in_an_epoch or replay)"
+    "(end_of_epoch or fractions or save_best or interrupted_in_an_epoch or replay or estimate)"
     " and not counts_of_every_rank"
 )
 

@@ -1,0 +1,127 @@
+"""The command `estimate`. Arguments and printing, nothing else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from eagle3_export.cli.output import Json, answer, echo, echo_findings, print_json, reporting
+from eagle3_export.cli.progress import progress_bar
+
+if TYPE_CHECKING:
+    from eagle3_export.estimate import Beginning, CheckpointEstimate, Progress
+
+MaybePath = Optional[Path]  # noqa: UP045 (typer on Python 3.10 reads this form)
+MaybeInt = Optional[int]  # noqa: UP045
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to the application."""
+    app.command()(estimate)
+
+
+def estimate(
+    checkpoint: Annotated[str, typer.Argument(help="A checkpoint directory, a link to one, or a cached hub id.")],
+    data: Annotated[
+        MaybePath,
+        typer.Option("--data", help="What speculators trains on, its --data-path. Of the run's own data the "
+                     "validation part is replayed, of others all. [default: the run's own]"),
+    ] = None,
+    export: Annotated[
+        MaybePath,
+        typer.Option("--export", help="The export to write the number into, or a pointer to it. [default: where the "
+                     "run exports to]"),
+    ] = None,
+    num_steps: Annotated[
+        MaybeInt,
+        typer.Option("--num-steps", min=1, max=64, help="Compute chains of so many drafts too, e.g. 16. "
+                     "[default: the trained depth]"),
+    ] = None,
+    limit: Annotated[MaybeInt, typer.Option("--limit", min=1, help="The first so many documents.")] = None,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Replay a checkpoint on text: the acceptance length a server would report, written into the export's metadata."""
+    with reporting(as_json), _interruptible():
+        from eagle3_export.cli.given import require_checkpoint
+        from eagle3_export.estimate import estimate_checkpoint
+
+        require_checkpoint(checkpoint)
+        with progress_bar() as show:
+
+            def progress(done: Progress) -> None:
+                if show is not None:
+                    show(done.documents, done.total, done.acceptance_length)
+
+            found = estimate_checkpoint(
+                checkpoint,
+                data,
+                export=export,
+                num_steps=num_steps,
+                limit=limit,
+                begin=lambda beginning: _announce(beginning, checkpoint),
+                progress=progress,
+            )
+        if as_json:
+            print_json(found.as_dict())
+        else:
+            _print(found)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    from eagle3_export.training.interrupts import cleaning_up_on_sigterm
+
+    try:
+        with cleaning_up_on_sigterm():
+            yield
+    except KeyboardInterrupt:
+        echo("\ninterrupted: the number is written at the end only; nothing is half-written.")
+        raise typer.Exit(130) from None
+
+
+def _announce(beginning: Beginning, checkpoint: str) -> None:
+    """What is walked and where the number goes, before the time is spent."""
+    data = beginning.data
+    last = data.first_row + data.documents + data.left_out - 1
+    first = f" (the first {data.limit})" if data.limit is not None else ""
+    echo(
+        f"replaying {data.documents} documents{first} of {data.path}, rows {data.first_row} to {last}: {beginning.why};"
+        f" {beginning.num_steps} draft steps, on {beginning.device}"
+    )
+    if data.left_out:
+        echo(f"left out: {data.left_out} rows without hidden states", color="yellow")
+    if beginning.export is None:
+        echo(
+            "no export of this checkpoint was found, so the number is only printed. To have it written:"
+            f" eagle3-export convert {checkpoint} OUT, then estimate with --export OUT",
+            color="yellow",
+        )
+
+
+def _print(found: CheckpointEstimate) -> None:
+    from eagle3_export.compatibility.text_rules import other_text
+    from eagle3_export.estimates.acceptance import estimate_origin
+
+    acceptance, replay = found.acceptance, found.acceptance.replay
+    assert replay is not None
+    answer(f"{acceptance.estimated_acceptance_length:.4f}")
+    interval = acceptance.interval
+    spread = "no interval" if interval is None else f"95 % interval {interval.low:.3f} to {interval.high:.3f}"
+    echo(
+        f"tokens per verify step, bonus token included, at {acceptance.num_steps} draft steps; {spread};"
+        f" from {estimate_origin(acceptance)}"
+    )
+    deepest = replay.at(replay.computed_steps)
+    if deepest is not None and deepest.num_steps > replay.num_steps:
+        echo(f"{deepest.acceptance_length:.4f} at {deepest.num_steps} draft steps")
+    if "deeper" in replay.reasons:
+        echo(f"not computed deeper: {replay.reasons['deeper']}", color="yellow")
+    finding = other_text(replay.first_choice_share)
+    echo_findings([finding] if finding is not None else [])
+    if found.export is not None:
+        echo(f"written into {os.fspath(found.export)}")
