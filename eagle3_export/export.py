@@ -145,18 +145,18 @@ class PreparedExport:
                 (source.file for source in self.checkpoint.tensors.values()), self.sources
             )
             with output.staging(name, replace=replace) as staged:
-                written = self._write(staged)
-                metadata = self._describe(written, fingerprint, output.run)
+                written, digest = self._write(staged)
+                metadata = self._describe(written, digest, fingerprint, output.run)
                 _write_documents(staged, self.plan.config, metadata)
                 output.publish(staged, name, replace=replace, latest=latest)
         return ExportResult(self.destination, metadata, tuple(self.plan.findings), written)
 
-    def _write(self, staged: Path) -> WriteReport:
-        written, non_finite = write_and_scan(
+    def _write(self, staged: Path) -> tuple[WriteReport, str | None]:
+        written, non_finite, digest = write_and_scan(
             staged / WEIGHTS_FILE, self.tensors, metadata={"format": "pt"}, sources=self.sources
         )
         _require_finite(non_finite, self.checkpoint.directory)
-        return written
+        return written, digest
 
     def close(self) -> None:
         """Lets the source files go without exporting."""
@@ -171,7 +171,11 @@ class PreparedExport:
         self.close()
 
     def _describe(
-        self, written: WriteReport, fingerprint: WeightsFingerprint, run: RunRecord | None
+        self,
+        written: WriteReport,
+        digest: str | None,
+        fingerprint: WeightsFingerprint,
+        run: RunRecord | None,
     ) -> ExportMetadata:
         draft, plan = self.checkpoint.draft, self.plan
         return build_metadata(
@@ -216,6 +220,7 @@ class PreparedExport:
                 bytes_copied=written.bytes_copied,
                 embed_tokens=self._embedding(),
                 seconds=written.seconds,
+                digest=digest,
             ),
             metrics=self.metrics.values,
             metrics_source=self.metrics.source,

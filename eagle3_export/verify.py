@@ -29,7 +29,7 @@ from eagle3_export.speculators_format.tensors import check_layout, expected_shap
 from eagle3_export.speculators_format.verifier import find_verifier
 from eagle3_export.speculators_format.vocabulary import check_vocabulary
 from eagle3_export.storage.faults import os_errors, shown
-from eagle3_export.storage.finite import non_finite_tensors
+from eagle3_export.storage.finite import scan_tensors
 from eagle3_export.storage.safetensors_file import (
     SafetensorsFile,
     TensorSource,
@@ -53,6 +53,7 @@ class VerifyReport:
         problems: (name of the check, what is wrong). A check that could not run has one too, "not checked: ...".
         findings: what the serving side should know, as at export.
         numeric: what the comparison with speculators' model gave, None where it did not run.
+        digest: of the weights as they are now; None where they could not be read or are not finite.
 
     Example:
         >>> report = verify_export("output/sglang/latest")
@@ -65,6 +66,7 @@ class VerifyReport:
     problems: list[tuple[str, str]] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     numeric: dict[str, Any] | None = None
+    digest: str | None = None
 
     @property
     def ok(self) -> bool:
@@ -80,6 +82,7 @@ class VerifyReport:
             "problems": [{"check": check, "problem": problem} for check, problem in self.problems],
             "findings": [finding.as_dict() for finding in self.findings],
             "numeric": self.numeric,
+            "digest": self.digest,
         }
 
     def run(self, check: str, action: Callable[[], Found]) -> _Outcome[Found]:
@@ -160,6 +163,7 @@ def verify_export(
     report.run("model card", lambda: _require_model_card(directory))
     _check_weights(report, file, config)
     report.run("metadata", lambda: _require_matching_metadata(metadata.value, file.value, config.value))
+    report.run("metadata", lambda: _require_digest(metadata.value, report.digest))
     _check_findings(report, config, metadata)
     if checkpoint is not None:
         report.run("source", lambda: _require_same_bytes(checkpoint, file.value))
@@ -226,7 +230,8 @@ def _check_weights(
         "vocabulary map",
         lambda: check_vocabulary(config.value.draft, sources(), str(file.value.path), EXPORT),
     )
-    report.run("finite values", lambda: _require_finite(_stored(file.value), file.value.path))
+    digest = report.run("finite values", lambda: _require_finite(_stored(file.value), file.value.path))
+    report.digest = next(iter(digest.found), None)
 
 
 def _stored(file: SafetensorsFile) -> list[tuple[str, TensorSource]]:
@@ -257,12 +262,24 @@ def _training_names(draft: Draft, file: SafetensorsFile) -> dict[str, str]:
     return {name: back[name] for name in file.tensors}
 
 
-def _require_finite(tensors: list[tuple[str, TensorSource]], path: Path) -> None:
-    names = non_finite_tensors(tensors)
+def _require_finite(tensors: list[tuple[str, TensorSource]], path: Path) -> str | None:
+    """Returns the weights' digest, had from the same reading."""
+    names, digest = scan_tensors(tensors)
     if names:
         raise ExportInvalidError(
             f"{path}: NaN or infinite values in {', '.join(names)}.",
             remedy="Export an earlier checkpoint.",
+        )
+    return digest
+
+
+def _require_digest(metadata: ExportMetadata, found: str | None) -> None:
+    recorded = metadata.weights.digest  # not recorded before there was one
+    if recorded is not None and found is not None and recorded != found:
+        raise ExportInvalidError(
+            f"The weights are not those that were exported: their digest is {found}, metadata.json says {recorded}.",
+            why="They were damaged or replaced, so no number in metadata.json is of them.",
+            remedy="Export the checkpoint again, or copy the export again.",
         )
 
 

@@ -139,6 +139,9 @@ class Weights(Section):
     embed_tokens: Literal["kept", "dropped", "absent"]
     seconds: FiniteFloat
     """Time to write the file."""
+    digest: str | None = None
+    """draft-…: of the names, dtypes, shapes and every byte of the tensors. The same for every copy, under whatever
+    path; a server whose weight_version names it runs this export."""
     reasons: dict[str, str] = _REASONS
 
 

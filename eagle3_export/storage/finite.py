@@ -1,4 +1,4 @@
-"""Finds tensors with NaN or infinite values, at the speed of reading the file.
+"""Finds tensors with NaN or infinite values, at the speed of reading the file, and the weights' digest with them.
 
 NaN and infinity have all exponent bits set. So max() over the buffer viewed as signed integers finds the
 positive ones, max() over unsigned integers the negative ones. The buffer stays in the processor's cache, and
@@ -11,19 +11,21 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
 from eagle3_export.errors import StorageError
+from eagle3_export.storage.digest import CHUNK_BYTES, chunk_sum, weights_digest
 from eagle3_export.storage.faults import os_errors, shown
-from eagle3_export.storage.safetensors_file import TensorSource
+from eagle3_export.storage.safetensors_file import TensorSource, read_safetensors
 from eagle3_export.storage.sources import PinnedSources, open_sources
 
 if TYPE_CHECKING:
     import numpy as np
 
 # Fits the second-level cache of current server CPUs, so each byte comes from memory once.
-_BUFFER_BYTES = 1024 * 1024
+_BUFFER_BYTES = CHUNK_BYTES
 # What a thread takes at a time: small enough that all threads end together.
 _PIECE_BYTES = 16 * 1024 * 1024
 # Beside the caller's. More would take cores from a training step for the sake of milliseconds.
@@ -66,8 +68,31 @@ def non_finite_tensors(tensors: Sequence[tuple[str, TensorSource]]) -> list[str]
     Raises:
         StorageError: a source cannot be read, or changed while it was.
     """
+    return scan_tensors(tensors)[0]
+
+
+def scan_tensors(tensors: Sequence[tuple[str, TensorSource]]) -> tuple[list[str], str | None]:
+    """Returns the names of the tensors that hold a NaN or an infinity, and the weights' digest if there are none.
+
+    Args:
+        tensors: name and source of each tensor.
+
+    Raises:
+        StorageError: a source cannot be read, or changed while it was.
+    """
     with open_sources(tensors) as pinned, FiniteScan(tensors, pinned) as scan:
-        return scan.result()
+        return scan.result(), scan.digest()
+
+
+def digest_of_file(path: Path) -> str | None:
+    """Returns the digest of a draft's weight file, None if it holds a NaN or an infinity. Reads all of it.
+
+    Raises:
+        CheckpointError: it is no safetensors file.
+        StorageError: it cannot be read, or changed while it was.
+    """
+    file = read_safetensors(path)
+    return scan_tensors([(name, TensorSource(file, entry)) for name, entry in file.tensors.items()])[1]
 
 
 class FiniteScan:
@@ -89,6 +114,7 @@ class FiniteScan:
         self._pieces = _pieces(tensors)
         self._taking = threading.Lock()
         self._found: set[int] = set()
+        self._sums: dict[int, dict[int, int]] = {number: {} for number in range(len(tensors))}
         self._error: BaseException | None = None
         self._ended = False
         self._helpers: list[threading.Thread] = []
@@ -126,6 +152,10 @@ class FiniteScan:
         self._sources.require_unchanged()
         return [self._tensors[number][0] for number in sorted(self._found)]
 
+    def digest(self) -> str | None:
+        """Returns the weights' digest after `result`, None where a value was not finite: the search ended there."""
+        return None if self._found else weights_digest(self._tensors, self._sums)
+
     def _search(self) -> None:
         import numpy as np
 
@@ -159,6 +189,7 @@ class FiniteScan:
                     have += got
                 if _chunk_has_non_finite(dtype, buffer[:want]):
                     return True
+                self._sums[piece.number][at - piece.source.entry.offset] = chunk_sum(buffer[:want])
                 at += want
         return False
 
@@ -174,11 +205,9 @@ class _Piece(NamedTuple):
 
 def _pieces(tensors: Sequence[tuple[str, TensorSource]]) -> Iterator[_Piece]:
     for number, (_, source) in enumerate(tensors):
-        entry = source.entry
-        if entry.dtype in _LIMITS or entry.dtype in _NEGATIVE_ZERO_IS_NAN:
-            end = entry.offset + entry.nbytes
-            for offset in range(entry.offset, end, _PIECE_BYTES):
-                yield _Piece(number, source, offset, min(offset + _PIECE_BYTES, end))
+        end = source.entry.offset + source.entry.nbytes
+        for offset in range(source.entry.offset, end, _PIECE_BYTES):
+            yield _Piece(number, source, offset, min(offset + _PIECE_BYTES, end))
 
 
 def _helpers() -> int:
@@ -190,7 +219,9 @@ def _helpers() -> int:
 def _chunk_has_non_finite(dtype: str, chunk: np.ndarray) -> bool:
     if dtype in _NEGATIVE_ZERO_IS_NAN:
         return bool(chunk.view("i1").min() == -128)
-    limits = _LIMITS[dtype]
+    limits = _LIMITS.get(dtype)
+    if limits is None:
+        return False
     if limits.positive is not None and int(chunk.view(f"<i{limits.width}").max()) >= limits.positive:
         return True
     return limits.negative is not None and int(chunk.view(f"<u{limits.width}").max()) >= limits.negative

@@ -18,7 +18,7 @@ def write_and_scan(
     *,
     metadata: Mapping[str, str] | None = None,
     sources: PinnedSources | None = None,
-) -> tuple[WriteReport, list[str]]:
+) -> tuple[WriteReport, list[str], str | None]:
     """Writes a file as `write_safetensors` does, while other threads search the same sources with `FiniteScan`.
 
     Args:
@@ -28,7 +28,8 @@ def write_and_scan(
         sources: the opened sources, from `open_sources`; None opens them for this call.
 
     Returns:
-        the report and the names of the tensors with NaN or infinite values; the file is written either way.
+        the report, the names of the tensors with NaN or infinite values, and the weights' digest if there are none;
+        the file is written either way.
 
     Raises:
         StorageError: a source changed or cannot be read, or the destination could not be written.
@@ -39,4 +40,4 @@ def write_and_scan(
         FiniteScan(tensors, pinned) as scan,
     ):
         report = write_safetensors(destination, tensors, metadata=metadata, sources=pinned)
-        return report, scan.result()
+        return report, scan.result(), scan.digest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -160,3 +161,19 @@ def test_without_metadata_the_numbers_are_not_compared_and_that_is_said(
     (export / "metadata.json").unlink()
     problems = dict(verify_export(export, source=checkpoint, numeric=True).problems)
     assert problems["numbers"] == "not checked: the check of metadata failed."
+
+
+def test_the_digest_is_that_of_every_copy_and_tells_a_changed_weight(
+    export: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    recorded = json.loads((export / "metadata.json").read_text())["weights"]["digest"]
+    copy = shutil.copytree(export, tmp_path / "elsewhere" / "renamed")
+    assert (verify_export(copy).digest, verify_export(copy).problems) == (recorded, [])
+    again = export_checkpoint(checkpoint, tmp_path / "out" / "again").metadata
+    assert again.weights.digest == recorded
+    weights = bytearray((copy / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (copy / "model.safetensors").write_bytes(weights)
+    report = verify_export(copy)
+    assert report.digest not in (recorded, None)
+    assert any("not those that were exported" in problem for _, problem in report.problems)

@@ -322,7 +322,7 @@ from eagle3_export.storage.safetensors_file import TensorSource, read_safetensor
 from eagle3_export.storage.write import write_and_scan
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 file = read_safetensors(Path(sys.argv[1]))
-report, found = write_and_scan(Path(sys.argv[2]), [("a", TensorSource(file, file.tensors["a"]))])
+report, found, _ = write_and_scan(Path(sys.argv[2]), [("a", TensorSource(file, file.tensors["a"]))])
 assert report.bytes_total == file.size and not found
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """

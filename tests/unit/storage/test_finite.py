@@ -93,7 +93,7 @@ def test_copy_and_scan_side_by_side(tmp_path: Path) -> None:
     tensors["fc.weight"] = (dtype, shape, data[:-2] + b"\x80\x7f")
     source = tmp_path / "source"
     source.write_bytes(safetensors_bytes(tensors))
-    report, found = write_and_scan(tmp_path / "out", served_names(source))
+    report, found, _ = write_and_scan(tmp_path / "out", served_names(source))
     assert found == ["fc.weight"]
     assert report.bytes_total == (tmp_path / "out").stat().st_size
 
