@@ -142,7 +142,7 @@ def estimate_checkpoint(
     _require_in_range(num_steps, limit)
     with os_errors("Reading", Path(checkpoint)):
         read = read_checkpoint(expanded(checkpoint))
-    target = _export_of(read.directory, export)
+    target = export_of(read.directory, export)
     saved_draft.require_trainer()
     with saved_draft.quiet():
         save_path = read.directory.parent
@@ -157,7 +157,8 @@ def estimate_checkpoint(
         trained = read.draft.ttt_steps or int(settings["ttt_steps"])
         begin(Beginning(rows.record(), chosen.why, target, str(device), trained))
         model = saved_draft.load_draft(read, device, settings)
-        loader = rows.loader(read.draft.hidden_size, len(model.target_layer_ids))
+        dense = saved_draft.attention_on(device) != saved_draft.FLEX
+        loader = rows.loader(read.draft.hidden_size, len(model.target_layer_ids), dense_masks=dense)
         told = _Teller(loader, trained, progress)
         metrics, replayed = saved_draft.Validation(model, loader, device, settings, trained).run(
             _epoch(read), num_steps, told
@@ -215,8 +216,16 @@ def _written(
     return CheckpointEstimate(checkpoint.directory, export, acceptance)
 
 
-def _export_of(checkpoint: Path, named: str | os.PathLike[str] | None) -> Path | None:
-    """The checkpoint's export: the one that was named, or the one where its run exports to."""
+def export_of(checkpoint: Path, named: str | os.PathLike[str] | None) -> Path | None:
+    """Returns the checkpoint's export, None where there is none.
+
+    Args:
+        checkpoint: its real directory.
+        named: an export or a pointer to one; None looks where the run exports to.
+
+    Raises:
+        ExportInvalidError: what was named is no export of this checkpoint as it is now.
+    """
     if named is not None:
         export = locate_export(expanded(named))
         require_export_of(read_metadata(export), export, checkpoint)

@@ -131,11 +131,15 @@ def require_export_of(metadata: ExportMetadata, directory: Path, checkpoint: Pat
         ExportInvalidError: it was made from something else.
     """
     if not is_export_of(metadata, directory, checkpoint):
+        made_from, asked = metadata.source.checkpoint, shown(resolved(checkpoint))
+        saved_again = made_from == asked
         raise ExportInvalidError(
-            f"{shown(directory)} is no export of {shown(checkpoint)} as it is now, but of"
-            f" {metadata.source.checkpoint} as it was.",
+            f"{shown(directory)} is an export of "
+            + (f"an earlier save of {asked}." if saved_again else f"{made_from}, not of {asked}."),
             why="It would get the numbers of other weights.",
-            remedy=f"Export again: eagle3-export convert {shown(checkpoint)} {shown(directory)} --overwrite",
+            remedy=f"Export again: eagle3-export convert {asked} {shown(directory)} --overwrite"
+            if saved_again
+            else f"Name its own export, or make one: eagle3-export convert {asked} OUT",
         )
 
 

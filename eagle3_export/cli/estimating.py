@@ -95,12 +95,29 @@ def _announce(beginning: Beginning, checkpoint: str) -> None:
     )
     if data.left_out:
         echo(f"left out: {data.left_out} rows without hidden states", color="yellow")
-    if beginning.export is None:
+    if beginning.export is not None:
+        _announce_replacement(beginning.export, beginning)
+    else:
         echo(
             "no export of this checkpoint was found, so the number is only printed. To have it written:"
             f" eagle3-export convert {checkpoint} OUT, then estimate with --export OUT",
             color="yellow",
         )
+
+
+def _announce_replacement(export: Path, beginning: Beginning) -> None:
+    """Says which number will be gone: one that can be compared with those of the run's other exports."""
+    from eagle3_export.documents.json_files import read_metadata
+    from eagle3_export.estimates.acceptance import estimate_origin, other_data
+
+    known = read_metadata(export).acceptance
+    if known.estimated_acceptance_length is None or other_data(known) or beginning.data.run_validation:
+        return
+    echo(
+        f"this takes the place of {known.estimated_acceptance_length:.4f} from {estimate_origin(known)} in {export};"
+        " compared are only exports with estimates from the same text",
+        color="yellow",
+    )
 
 
 def _print(found: CheckpointEstimate) -> None:

@@ -105,7 +105,7 @@ def _no_config_remedy(directory: Path) -> str:
     except CheckpointError:
         below = []
     if below:
-        return f"Name one of its checkpoints, such as {below[-1]}, or convert all of them with --all."
+        return f"Name one of its checkpoints, such as {below[-1]}; `convert --all` takes all of them."
     return "Name a checkpoint directory that `speculators train` wrote."
 
 

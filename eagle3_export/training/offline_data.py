@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
     from eagle3_export.speculators_format.draft import Draft
 
+# Positions in a batch where attention has dense masks, if no document is longer.
+DENSE_LENGTH = 1024
+
 COLUMNS = ("input_ids", "loss_mask", "seq_len")
 # Written by `datasets` beside the Arrow files of one data set.
 DATASET_FILES = ("state.json", "dataset_info.json")
@@ -192,20 +195,23 @@ class OfflineData:
         first = int(self.dataset.start_file_idx)
         return range(first, first + len(self.dataset.data))
 
-    def loader(self, hidden_size: int, aux_layers: int) -> Any:
+    def loader(self, hidden_size: int, aux_layers: int, *, dense_masks: bool) -> Any:
         """Returns speculators' own loader over the rows.
 
         Args:
             hidden_size: of the draft.
             aux_layers: how many hidden states of the verifier the draft reads.
+            dense_masks: attention costs time and memory by the square of a batch's length.
         """
         from speculators.models.eagle3.data import shift_batch
         from speculators.train import dataloader
 
-        # As the run packed it, so that every number comes out as in its own validation; else no longer than all of
-        # the text, since a batch is padded to its full length.
-        every = sum(self.dataset.approx_lengths)
-        length = self._sequence if self._run_validation else min(self._sequence, every)
+        # As the run packed it, so that every number comes out as in its own validation. Otherwise a batch, which is
+        # padded to its full length, is no longer than all of the text. No document is cut that the run does not cut.
+        lengths = self.dataset.approx_lengths
+        length = self._sequence if self._run_validation else min(self._sequence, sum(lengths))
+        if dense_masks:
+            length = min(length, max(DENSE_LENGTH, *lengths))
         return dataloader._setup_dataloader(
             self.dataset,
             length,

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 # Flex attention keeps no mask in memory, but outside of CUDA it is not compiled. `eager` is never used: up to
 # speculators 0.8.1 its mask shows a draft step the answers of later positions.
-ATTENTION = {"cuda": "simple_flex_attention"}
-OTHER_ATTENTION = "sdpa"
+FLEX, SDPA = "simple_flex_attention", "sdpa"
 
 
 def require_trainer() -> None:
@@ -53,6 +52,11 @@ def chosen_device() -> Device:
     import torch
 
     return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+
+
+def attention_on(device: Device) -> str:
+    """Returns the attention that the draft computes there, as speculators calls it."""
+    return FLEX if device.type == "cuda" else SDPA
 
 
 def trainers_settings(recorded: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,7 +119,7 @@ def load_draft(checkpoint: Checkpoint, device: Device, settings: Mapping[str, An
     try:
         with _no_remote_code():
             config = Eagle3DraftModel.config_class.from_pretrained(os.fspath(checkpoint.directory))
-            config.transformer_layer_config._attn_implementation = ATTENTION.get(device.type, OTHER_ATTENTION)
+            config.transformer_layer_config._attn_implementation = attention_on(device)
             config.speculators_config.verifier.name_or_path = verifier
             config.dtype = (
                 torch.float32

@@ -180,7 +180,7 @@ def test_what_does_not_fit_is_refused_and_nothing_written(
     refused(UsageError, "no run.yaml beside", shutil.copytree(checkpoint, tmp_path / "alone" / "0"))
     refused(
         ExportInvalidError,
-        "is no export of",
+        "is an export of .* not of",
         copied.parent / "alone" / "0",
         world.data,
         export=changed(export, tmp_path),

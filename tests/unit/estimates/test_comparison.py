@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from eagle3_export.estimates.acceptance import AcceptanceEstimate, estimate_acceptance
+from eagle3_export.estimates.acceptance import AcceptanceEstimate, estimate_acceptance, estimate_origin
 from eagle3_export.estimates.comparison import Basis, comparable_majority
+from eagle3_export.estimates.replay import DepthCounts, ReplayCounts, ReplayedData, replay_record
 
 
 def estimate(*full: float, positions: int | None = None, source="validation") -> AcceptanceEstimate:
@@ -33,6 +34,43 @@ def test_estimates_of_different_depth_are_compared_at_the_shallower():
 @pytest.mark.parametrize("other", [CONDITIONAL, GEOMETRIC, TRAINING, NONE])
 def test_estimates_of_another_source_or_method_are_not_compared(other):
     assert Basis.common([SHALLOW, other]) is None
+
+
+def replayed(length: float, source: str, *, digest: str = "", whole: bool = False) -> AcceptanceEstimate:
+    """A replay at one draft step; with a digest, of data that `estimate` walked."""
+    steps = 100
+    accepted = round((length - 1) * steps)
+    counts = ReplayCounts(
+        1, {1: DepthCounts([steps - accepted, accepted], documents=1)}, documents=1, spans=1
+    )
+    data = ReplayedData("/data", 0, 1, 0, None, whole, digest) if digest else None
+    return estimate_acceptance({}, source=source, replay=replay_record(counts, data=data))
+
+
+BY_CALLBACK = replayed(1.5, "validation")
+AFTERWARDS = replayed(1.6, "estimate", digest="sha256:a", whole=True)
+OF_CHAT = replayed(1.9, "estimate", digest="sha256:b")
+OF_CHAT_ELSEWHERE = replayed(1.8, "estimate", digest="sha256:b")
+OF_CODE = replayed(1.7, "estimate", digest="sha256:c")
+
+
+def test_a_validation_is_the_same_text_whoever_replayed_it():
+    basis = Basis.common([BY_CALLBACK, AFTERWARDS])
+    assert basis == Basis("validation", "replay", 1)
+    assert basis.length(AFTERWARDS) == pytest.approx(1.6)
+    assert estimate_origin(AFTERWARDS) == "validation, replayed afterwards"
+
+
+@pytest.mark.parametrize("other", [BY_CALLBACK, AFTERWARDS, OF_CODE])
+def test_other_data_are_compared_with_the_same_data_only(other):
+    assert Basis.common([OF_CHAT, other]) is None
+    assert Basis.common([OF_CHAT, OF_CHAT_ELSEWHERE]) is not None
+    assert estimate_origin(OF_CHAT) == "1 document of /data"
+
+
+def test_best_is_not_the_export_that_easier_text_was_replayed_on():
+    runs = [BY_CALLBACK, OF_CHAT, AFTERWARDS]
+    assert comparable_majority(runs) == [0, 2]
 
 
 def test_geometric_estimates_are_compared_without_a_depth():
