@@ -22,7 +22,7 @@ from eagle3_export.errors import (
 )
 from eagle3_export.export import ValidationMetrics
 from eagle3_export.output_directory import OutputDirectory
-from eagle3_export.speculators_format.run_files import INTERRUPTED
+from eagle3_export.speculators_format.run_files import INTERRUPTED, frequencies_file
 from eagle3_export.speculators_format.save_point import INTERRUPTED_RUN, MID_EPOCH, SavePoint
 from eagle3_export.speculators_format.token_frequencies import run_coverage
 from eagle3_export.training.hollow_checkpoint import check_before_training
@@ -189,7 +189,9 @@ class SGLangExportCallback:
         try:
             findings, exports.verifier = check_before_training(trainer.model, self._config)
             offsets = getattr(getattr(trainer.model, "module", trainer.model), "d2t", None)
-            exports.coverage = run_coverage(save_path, None if offsets is None else offsets.tolist())
+            exports.coverage = run_coverage(
+                frequencies_file(save_path), None if offsets is None else offsets.tolist()
+            )
             for finding in findings:
                 if finding.level != "incompatible":
                     level = logging.INFO if finding.level == "info" else logging.WARNING

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from eagle3_export.errors import UsageError
 from eagle3_export.sglang.capabilities import DEFAULT_SGLANG_VERSION, parse_version
 from eagle3_export.sglang.target import Runtime
-from eagle3_export.storage.faults import expanded, lies_in, resolved, shown
+from eagle3_export.storage.faults import expanded, require_apart, resolved, shown
 from eagle3_export.storage.regular_file import read_regular_file
 
 BLOCK_NAME = "sglang_export"
@@ -120,26 +120,16 @@ class ExportConfig(BaseModel):
             save_path: where the run saves its checkpoints.
 
         Raises:
-            UsageError: nothing can lie beside `save_path`; or one of the two would lie in the other. The trainer sweeps
-                its save_path (speculators 0.9.0, `BaseCheckpointer.cleanup_keep_only_best`) and resumes from any
-                directory there that has a number for a name; retention removes numbered exports.
+            UsageError: nothing can lie beside `save_path`; or one of the two would lie in the other.
         """
-        save_path = expanded(save_path)
-        output_dir = _beside(save_path) if self.output_dir is None else expanded(self.output_dir)
-        named = f"{BLOCK_NAME}.output_dir ({shown(output_dir)})"
-        remedy = f"Name an {BLOCK_NAME}.output_dir outside of it, such as {shown(_beside(save_path))}."
-        if lies_in(output_dir, save_path):
-            raise UsageError(
-                f"{named} lies in the trainer's save_path ({shown(save_path)}).",
-                why="The trainer deletes what it does not know there and resumes from numbered directories.",
-                remedy=remedy,
-            )
-        if lies_in(save_path, output_dir):
-            raise UsageError(
-                f"The trainer's save_path ({shown(save_path)}) lies in {named}.",
-                why="Checkpoints and exports would lie among each other.",
-                remedy=remedy,
-            )
+        beside = _beside(save_path := expanded(save_path))
+        output_dir = beside if self.output_dir is None else expanded(self.output_dir)
+        require_apart(
+            output_dir,
+            save_path,
+            named=f"{BLOCK_NAME}.output_dir ({shown(output_dir)})",
+            remedy=f"Name an {BLOCK_NAME}.output_dir outside of it, such as {shown(beside)}.",
+        )
         return output_dir
 
 

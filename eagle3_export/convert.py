@@ -11,8 +11,9 @@ from eagle3_export.config import ExportConfig
 from eagle3_export.errors import CheckpointError, Eagle3ExportError
 from eagle3_export.export import ExportResult, export_checkpoint, prepare_export
 from eagle3_export.output_directory import OutputDirectory
+from eagle3_export.speculators_format.checkpoint import read_checkpoint
 from eagle3_export.speculators_format.run_files import find_checkpoints
-from eagle3_export.storage.faults import expanded, shown
+from eagle3_export.storage.faults import expanded, require_apart, shown
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,13 @@ def convert_run(
         UsageError: `output_dir` and `save_path` lie one in the other, or another run's exports are there.
         StorageError: the output directory cannot be used.
     """
-    save_path = expanded(save_path)
-    output_dir = config.model_copy(update={"output_dir": str(output_dir)}).resolve_output_dir(save_path)
+    save_path, output_dir = expanded(save_path), expanded(output_dir)
+    require_apart(
+        output_dir,
+        save_path,
+        named=f"The output directory {shown(output_dir)}",
+        remedy="Choose an output directory outside of it.",
+    )
     checkpoints = find_checkpoints(save_path)
     if not checkpoints:
         raise CheckpointError(
@@ -94,25 +100,20 @@ def convert_run(
         )
     conversions = []
     with OutputDirectory(output_dir, save_path, keep_last=config.keep_last) as output:
-        for checkpoint in checkpoints:
-            conversion = _convert_one(output, checkpoint, config, overwrite)
+        for path in checkpoints:
+            destination = output.path / path.name
+            try:
+                checkpoint = read_checkpoint(path)
+                if not overwrite and output.holds(checkpoint):
+                    conversion = Conversion(str(path), destination)
+                else:
+                    with prepare_export(checkpoint, destination, config) as prepared:
+                        conversion = Conversion(str(path), destination, prepared.run(output, replace=True))
+            except Eagle3ExportError as error:
+                conversion = Conversion(str(path), None, error=error)
             report(conversion)
             conversions.append(conversion)
         there = [c.directory.name for c in conversions if c.directory is not None]
         if there:
             output.refresh(latest=there[-1])
     return conversions
-
-
-def _convert_one(
-    output: OutputDirectory, checkpoint: Path, config: ExportConfig, overwrite: bool
-) -> Conversion:
-    destination = output.path / checkpoint.name
-    if not overwrite and output.holds(checkpoint):
-        return Conversion(str(checkpoint), destination)
-    try:
-        with prepare_export(checkpoint, destination, config) as prepared:
-            result = prepared.run(output, replace=True)
-    except Eagle3ExportError as error:
-        return Conversion(str(checkpoint), None, error=error)
-    return Conversion(str(checkpoint), destination, result)

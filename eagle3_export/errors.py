@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -59,6 +59,15 @@ class StorageError(Eagle3ExportError):
 
 class ExportInvalidError(Eagle3ExportError):
     """An export does not hold what it claims."""
+
+
+# What a reader of files that are a checkpoint's or an export's raises: the error's class, or a function like it.
+Fault = Callable[..., Eagle3ExportError]
+
+
+def invalid_export(what: str, *, why: str = "", remedy: str = "") -> ExportInvalidError:
+    """Returns the error for an export's own files, with its one remedy, whatever would mend a checkpoint's."""
+    return ExportInvalidError(what, why=why, remedy="Export the checkpoint again.")
 
 
 class IncompatibleDraftError(Eagle3ExportError):

@@ -19,7 +19,7 @@ from eagle3_export.output_directory import add_estimate
 from eagle3_export.run_identity import is_export_of, require_export_of
 from eagle3_export.speculators_format.checkpoint import Checkpoint, read_checkpoint
 from eagle3_export.speculators_format.run_files import RUN_FILE, places_of, run_settings
-from eagle3_export.storage.faults import expanded, os_errors, shown
+from eagle3_export.storage.faults import expanded, shown
 from eagle3_export.training.interrupts import deferred_interrupts
 
 if TYPE_CHECKING:
@@ -140,9 +140,8 @@ def estimate_checkpoint(
     from eagle3_export.training import offline_data, saved_draft
 
     _require_in_range(num_steps, limit)
-    with os_errors("Reading", Path(checkpoint)):
-        read = read_checkpoint(expanded(checkpoint))
-    target = export_of(read.directory, export)
+    read = read_checkpoint(expanded(checkpoint))
+    target = export_of(read, export)
     saved_draft.require_trainer()
     with saved_draft.quiet():
         save_path = read.directory.parent
@@ -212,15 +211,17 @@ def _written(
         acceptance = estimate_acceptance(metrics, source="estimate", replay=replay)
     else:
         with deferred_interrupts(every=True):
-            acceptance = add_estimate(export, checkpoint.directory, metrics, replay).acceptance
+            acceptance = add_estimate(
+                export, read_checkpoint(checkpoint.directory), metrics, replay
+            ).acceptance
     return CheckpointEstimate(checkpoint.directory, export, acceptance)
 
 
-def export_of(checkpoint: Path, named: str | os.PathLike[str] | None) -> Path | None:
+def export_of(checkpoint: Checkpoint, named: str | os.PathLike[str] | None) -> Path | None:
     """Returns the checkpoint's export, None where there is none.
 
     Args:
-        checkpoint: its real directory.
+        checkpoint: as it was read just now.
         named: an export or a pointer to one; None looks where the run exports to.
 
     Raises:
@@ -230,8 +231,8 @@ def export_of(checkpoint: Path, named: str | os.PathLike[str] | None) -> Path | 
         export = locate_export(expanded(named))
         require_export_of(read_metadata(export), export, checkpoint)
         return export
-    for directory in _output_directories(checkpoint.parent):
-        export = directory / checkpoint.name
+    for directory in _output_directories(checkpoint.directory.parent):
+        export = directory / checkpoint.directory.name
         if is_export(export):
             with contextlib.suppress(Eagle3ExportError):
                 if is_export_of(read_metadata(export / METADATA_FILE), export, checkpoint):

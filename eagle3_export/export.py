@@ -51,7 +51,7 @@ from eagle3_export.estimates.replay import Replay
 from eagle3_export.output_directory import OutputDirectory
 from eagle3_export.sglang.target import ServingTarget
 from eagle3_export.speculators_format.checkpoint import Checkpoint, read_checkpoint
-from eagle3_export.speculators_format.run_files import is_save_path
+from eagle3_export.speculators_format.run_files import frequencies_file, is_save_path
 from eagle3_export.speculators_format.save_point import SavePoint, save_point, validation_metrics
 from eagle3_export.speculators_format.token_frequencies import run_coverage
 from eagle3_export.speculators_format.verifier import Verifier, VerifierSearch, find_verifier
@@ -239,7 +239,7 @@ class PreparedExport:
 
 
 def prepare_export(
-    checkpoint_path: str | Path,
+    checkpoint: Checkpoint,
     destination: str | Path,
     config: ExportConfig,
     *,
@@ -252,7 +252,7 @@ def prepare_export(
     """Reads, checks and translates a checkpoint and holds its files open; no tensor is loaded, nothing is written.
 
     Args:
-        checkpoint_path: a checkpoint directory, a symlink to one, or a hub id in the local cache.
+        checkpoint: as `read_checkpoint` read it.
         destination: the directory that the export becomes.
         config: what to export, for which server.
         verifier: the target model's facts; None looks them up where the checkpoint points to.
@@ -263,16 +263,14 @@ def prepare_export(
             that rewrites them in place. Touches that filesystem; all else here reads the checkpoint only.
 
     Raises:
-        CheckpointError: the checkpoint is missing, malformed or contradicts itself.
         IncompatibleDraftError: the chosen SGLang release and runtime cannot serve it as trained.
-        StorageError: its files cannot be held open.
+        StorageError: its files cannot be held open, or have changed since they were read.
     """
     destination = Path(destination)
-    with os_errors("Reading", Path(checkpoint_path)):
-        checkpoint = read_checkpoint(checkpoint_path)
     plan = _checked(checkpoint, config, verifier)
     if coverage is None and moment is None:
-        coverage = run_coverage(checkpoint.directory.parent, vocabulary_offsets(checkpoint.tensors))
+        frequencies = frequencies_file(checkpoint.directory.parent)
+        coverage = run_coverage(frequencies, vocabulary_offsets(checkpoint.tensors))
     return PreparedExport(
         checkpoint=checkpoint,
         plan=plan,
@@ -344,9 +342,10 @@ def export_checkpoint(
             why="A published export never changes.",
             remedy="Choose another directory, or pass --overwrite to replace it.",
         )
-    with prepare_export(checkpoint_path, destination, config or ExportConfig()) as prepared:
-        _require_apart(destination, prepared.checkpoint.directory)
-        with OutputDirectory.around(destination, prepared.checkpoint.directory) as output:
+    checkpoint = read_checkpoint(checkpoint_path)
+    with prepare_export(checkpoint, destination, config or ExportConfig()) as prepared:
+        _require_apart(destination, checkpoint.directory)
+        with OutputDirectory.around(destination, checkpoint.directory) as output:
             return prepared.run(output, replace=overwrite, latest=False)
 
 

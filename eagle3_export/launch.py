@@ -14,12 +14,12 @@ from eagle3_export.documents.depth import recommend_depth
 from eagle3_export.documents.files import CONFIG_FILE
 from eagle3_export.documents.json_files import read_metadata
 from eagle3_export.documents.schema import ExportMetadata
-from eagle3_export.errors import UsageError
+from eagle3_export.errors import UsageError, invalid_export
 from eagle3_export.locate import locate_export
 from eagle3_export.sglang.server_arguments import launch_arguments, launch_command
 from eagle3_export.sglang.target import ServingTarget
-from eagle3_export.speculators_format.fields import EXPORT, read_json_object
 from eagle3_export.speculators_format.verifier import find_verifier
+from eagle3_export.storage.regular_file import read_json_object
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def pair_with_target(export: str | Path, target: str) -> DraftAndTarget:
     directory = locate_export(export)
     metadata = read_metadata(directory)
     config_path = directory / CONFIG_FILE
-    config = read_json_object(config_path, origin=EXPORT)
+    config = read_json_object(config_path, fault=invalid_export)
     serving = ServingTarget.found(metadata.sglang.version, "auto", find_verifier(target))
     found = check_target(config, str(config_path), serving)
     raise_if_incompatible(found)

@@ -65,6 +65,7 @@ if TYPE_CHECKING:
 
     from eagle3_export.estimates.acceptance import AccuracySource
     from eagle3_export.estimates.replay import Replay
+    from eagle3_export.speculators_format.checkpoint import Checkpoint
 
 __all__ = [
     "OutputDirectory",
@@ -242,9 +243,9 @@ class OutputDirectory:
         """Returns the metadata of this run's exports, in order of training."""
         return in_training_order([export.metadata for export in self._own_exports()])
 
-    def holds(self, checkpoint: Path) -> bool:
+    def holds(self, checkpoint: Checkpoint) -> bool:
         """Whether the export of that name was made from this checkpoint as it is now."""
-        export = published_export(self.path / checkpoint.name)
+        export = published_export(self.path / checkpoint.directory.name)
         return export is not None and is_export_of(export.metadata, export.directory, checkpoint)
 
     def outdated(self, checkpoints: Sequence[Path]) -> set[str]:
@@ -480,7 +481,7 @@ def add_measurement(export: Path, measurement: Measurement) -> ExportMetadata:
 
 
 def add_estimate(
-    export: Path, checkpoint: Path, metrics: Mapping[str, Any] | None, replay: Replay
+    export: Path, checkpoint: Checkpoint, metrics: Mapping[str, Any] | None, replay: Replay
 ) -> ExportMetadata:
     """Writes what a replay of an export's checkpoint counted into its metadata, and into its run's index.
 

@@ -18,7 +18,6 @@ from eagle3_export.documents.schema import ExportMetadata
 from eagle3_export.errors import ExportInvalidError, StorageError
 from eagle3_export.speculators_format.run_files import INTERRUPTED, epoch_of
 from eagle3_export.storage.faults import os_errors, shown
-from eagle3_export.storage.leftovers import is_directory
 from eagle3_export.storage.publish import replace_file
 
 logger = logging.getLogger(__name__)
@@ -104,8 +103,8 @@ def published_exports(output_dir: Path, told: set[str]) -> Iterator[Exported]:
 
 def published_export(directory: Path) -> Exported | None:
     """Returns the export in a directory; None where there is none, or it cannot be read."""
-    now = stamp(directory / METADATA_FILE) if is_directory(directory) else None
-    if now is None:
+    now = stamp(directory / METADATA_FILE)
+    if now is None or directory.is_symlink():
         return None
     known = _known(os.fspath(directory.parent)).get(directory.name)
     found = known[1] if known is not None and known[0] == now else _read(directory)

@@ -20,9 +20,9 @@ from pathlib import Path
 from eagle3_export.documents.schema import ExportMetadata, RunRecord
 from eagle3_export.errors import CheckpointError, Eagle3ExportError, ExportInvalidError, UsageError
 from eagle3_export.published import Exported, run_of
-from eagle3_export.speculators_format.checkpoint import read_checkpoint
+from eagle3_export.speculators_format.checkpoint import Checkpoint, read_checkpoint
 from eagle3_export.speculators_format.run_files import epoch_of, find_checkpoints
-from eagle3_export.speculators_format.save_point import save_point
+from eagle3_export.speculators_format.save_point import SavePoint, save_point
 from eagle3_export.storage.faults import resolved, shown
 from eagle3_export.storage.fingerprint import is_same, newest_weights
 
@@ -89,7 +89,7 @@ def require_same_run(
         raise _another_run(output_dir, run, save_path)
 
 
-def is_export_of(metadata: ExportMetadata, directory: Path, checkpoint: Path) -> bool:
+def is_export_of(metadata: ExportMetadata, directory: Path, checkpoint: Checkpoint) -> bool:
     """Whether an export was made from the checkpoint as it is now.
 
     By what was recorded of its weight files, which a copy of either does not change; and at the same step where both
@@ -98,40 +98,36 @@ def is_export_of(metadata: ExportMetadata, directory: Path, checkpoint: Path) ->
     Args:
         metadata: of the export.
         directory: of the export.
-        checkpoint: directory of the checkpoint.
+        checkpoint: as it was read just now.
     """
-    try:
-        read = read_checkpoint(checkpoint)
-        step = read.training_state.global_step if read.training_state else None
-        if None not in (step, metadata.global_step) and step != metadata.global_step:
-            return False
-        recorded = metadata.source.fingerprint
-        if recorded is None:
-            modified = newest_weights(read.directory)
-            return modified is not None and modified == newest_weights(directory)
-        return is_same(
-            (source.file for source in read.tensors.values()),
-            size=recorded.size,
-            modified_ns=recorded.modified_ns,
-            sample=recorded.sample_digest,
-        )
-    except (Eagle3ExportError, OSError, ValueError):
+    step = checkpoint.training_state.global_step if checkpoint.training_state else None
+    if None not in (step, metadata.global_step) and step != metadata.global_step:
         return False
+    recorded = metadata.source.fingerprint
+    if recorded is None:
+        modified = newest_weights(checkpoint.directory)
+        return modified is not None and modified == newest_weights(directory)
+    return is_same(
+        (source.file for source in checkpoint.tensors.values()),
+        size=recorded.size,
+        modified_ns=recorded.modified_ns,
+        sample=recorded.sample_digest,
+    )
 
 
-def require_export_of(metadata: ExportMetadata, directory: Path, checkpoint: Path) -> None:
+def require_export_of(metadata: ExportMetadata, directory: Path, checkpoint: Checkpoint) -> None:
     """Refuses an export that was not made from the checkpoint as it is now.
 
     Args:
         metadata: of the export.
         directory: of the export.
-        checkpoint: directory of the checkpoint.
+        checkpoint: as it was read just now.
 
     Raises:
         ExportInvalidError: it was made from something else.
     """
     if not is_export_of(metadata, directory, checkpoint):
-        made_from, asked = metadata.source.checkpoint, shown(resolved(checkpoint))
+        made_from, asked = metadata.source.checkpoint, shown(checkpoint.directory)
         saved_again = made_from == asked
         raise ExportInvalidError(
             f"{shown(directory)} is an export of "
@@ -153,23 +149,23 @@ def _compare(exports: Sequence[Exported], save_path: Path) -> tuple[int, int]:
         checkpoints = []
     if not checkpoints and run_of(save_path) == save_path:
         checkpoints = [save_path]
-    for checkpoint in checkpoints:
-        export = by_name.get(checkpoint.name)
+    for path in checkpoints:
+        export = by_name.get(path.name)
         if export is None:
             continue
+        try:
+            checkpoint = read_checkpoint(path)
+        except Eagle3ExportError:
+            continue  # being written, or damaged
         if is_export_of(export.metadata, export.directory, checkpoint):
             shared += 1
         else:
-            contradictions += _contradicts(export.metadata, checkpoint)
+            contradictions += _contradicts(export.metadata, save_point(checkpoint))
     return shared, contradictions
 
 
-def _contradicts(export: ExportMetadata, checkpoint: Path) -> bool:
+def _contradicts(export: ExportMetadata, point: SavePoint) -> bool:
     """Whether a checkpoint that is not the exported one cannot be a later save of its epoch either."""
-    try:
-        point = save_point(read_checkpoint(checkpoint))
-    except (Eagle3ExportError, OSError):
-        return False  # being written, or damaged
     if point.global_step is not None and export.global_step is not None:
         # An epoch ends once. In the middle of it, or after an interrupt, it is saved again later on.
         ends = point.kind == export.source.kind == "end_of_epoch"

@@ -14,7 +14,7 @@ from eagle3_export.compatibility.findings import Finding, incompatible
 from eagle3_export.compatibility.plan import check_draft
 from eagle3_export.documents.json_files import read_metadata
 from eagle3_export.documents.schema import ExportMetadata
-from eagle3_export.errors import Eagle3ExportError, ExportInvalidError, UsageError
+from eagle3_export.errors import Eagle3ExportError, ExportInvalidError, UsageError, invalid_export
 from eagle3_export.export import CONFIG_FILE, METADATA_FILE, MODEL_CARD_FILE, WEIGHTS_FILE
 from eagle3_export.numeric.compare import TOLERANCE, NumericReport, verify_numeric
 from eagle3_export.output_directory import locate_export
@@ -24,12 +24,12 @@ from eagle3_export.sglang.names import translate_names
 from eagle3_export.sglang.target import ServingTarget
 from eagle3_export.speculators_format.checkpoint import Checkpoint, read_checkpoint
 from eagle3_export.speculators_format.draft import Draft
-from eagle3_export.speculators_format.fields import EXPORT, read_json_object
 from eagle3_export.speculators_format.tensors import check_layout, expected_shapes, float_dtype
 from eagle3_export.speculators_format.verifier import find_verifier
 from eagle3_export.speculators_format.vocabulary import check_vocabulary
 from eagle3_export.storage.faults import os_errors, shown
 from eagle3_export.storage.finite import scan_tensors
+from eagle3_export.storage.regular_file import read_json_object
 from eagle3_export.storage.safetensors_file import (
     SafetensorsFile,
     TensorSource,
@@ -183,7 +183,7 @@ class _ExportedConfig:
 
 
 def _read_config(path: Path) -> _ExportedConfig:
-    content = read_json_object(path, origin=EXPORT)
+    content = read_json_object(path, fault=invalid_export)
     return _ExportedConfig(path, content, read_exported_draft(content, str(path)))
 
 
@@ -228,7 +228,7 @@ def _check_weights(
     )
     report.run(
         "vocabulary map",
-        lambda: check_vocabulary(config.value.draft, sources(), str(file.value.path), EXPORT),
+        lambda: check_vocabulary(config.value.draft, sources(), str(file.value.path), invalid_export),
     )
     digest = report.run("finite values", lambda: _require_finite(_stored(file.value), file.value.path))
     report.digest = next(iter(digest.found), None)
@@ -240,7 +240,7 @@ def _stored(file: SafetensorsFile) -> list[tuple[str, TensorSource]]:
 
 def _require_layout(draft: Draft, sources: Mapping[str, TensorSource], path: Path) -> None:
     entries = {name: source.entry for name, source in sources.items()}
-    check_layout(draft, entries, str(path), EXPORT)
+    check_layout(draft, entries, str(path), invalid_export)
     if draft.dtype != float_dtype(entries):
         raise ExportInvalidError(
             f"{path} holds {float_dtype(entries)}, its config says {draft.dtype}.",

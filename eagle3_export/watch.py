@@ -30,12 +30,12 @@ from eagle3_export.documents.json_files import read_metadata
 from eagle3_export.errors import CheckpointError, Eagle3ExportError, StorageError
 from eagle3_export.export import prepare_export
 from eagle3_export.output_directory import OutputDirectory
-from eagle3_export.speculators_format.checkpoint import read_checkpoint
-from eagle3_export.speculators_format.fields import read_json_object
+from eagle3_export.speculators_format.checkpoint import Checkpoint, read_checkpoint
 from eagle3_export.speculators_format.run_files import BEST_LINK, INTERRUPTED, find_checkpoints
 from eagle3_export.speculators_format.save_point import validation_metrics
 from eagle3_export.storage.faults import expanded, shown
 from eagle3_export.storage.fingerprint import newest_weights
+from eagle3_export.storage.regular_file import read_json_object
 
 logger = logging.getLogger(__name__)
 
@@ -138,25 +138,26 @@ class RunWatcher:
 
     def _bring_up_to_date(self, checkpoint: Path, state: FilesState) -> bool:
         """Exports the checkpoint or adds its metrics; whether anything was to do."""
-        if self._output.holds(checkpoint):
-            return self._add_metrics(checkpoint)
+        read = read_checkpoint(checkpoint)
+        if self._output.holds(read):
+            return self._add_metrics(read)
         earlier = self._failures.get(checkpoint.name)
         if earlier and earlier[0] == state and not isinstance(earlier[1], StorageError):
             raise earlier[1]  # the same files fail for the same reason
         self._output.require_same_run()
         destination = self._output.path / checkpoint.name
-        with prepare_export(checkpoint, destination, self._config) as prepared:
+        with prepare_export(read, destination, self._config) as prepared:
             result = prepared.run(self._output, replace=True, latest=False)
         self._report(Conversion(str(checkpoint), destination, result))
         return True
 
-    def _add_metrics(self, checkpoint: Path) -> bool:
+    def _add_metrics(self, checkpoint: Checkpoint) -> bool:
         """The trainer validates after it has saved, and writes the metrics of an epoch only if it becomes the best."""
-        metrics, _ = validation_metrics(read_checkpoint(checkpoint))
-        export = self._output.path / checkpoint.name
+        metrics, _ = validation_metrics(checkpoint)
+        export = self._output.path / checkpoint.directory.name
         if metrics is None or read_metadata(export).full_acc_0 is not None:
             return False
-        self._output.add_metrics(checkpoint.name, metrics)
+        self._output.add_metrics(export.name, metrics)
         logger.info("%s: the metrics of its validation were filled in", shown(export))
         return True
 

@@ -36,6 +36,7 @@ import numpy as np
 from eagle3_export.config import ExportConfig
 from eagle3_export.export import export_checkpoint, prepare_export
 from eagle3_export.output_directory import OutputDirectory
+from eagle3_export.speculators_format.checkpoint import read_checkpoint
 from eagle3_export.storage.copy import write_safetensors
 from eagle3_export.storage.finite import non_finite_tensors
 from eagle3_export.storage.safetensors_file import TensorSource, read_safetensors
@@ -182,7 +183,7 @@ def ways(checkpoint: Path, draft: drafts.Sizes, specforge: Path | None) -> dict[
                 pass
 
     def prepare(target: Path) -> None:
-        prepare_export(checkpoint, target, config).close()
+        prepare_export(read_checkpoint(checkpoint), target, config).close()
 
     def child(name: str, program: str, *arguments: str | Path, path: Path | None = None) -> Way:
         slot: list[Way] = []
@@ -302,7 +303,7 @@ def _index_rounds(work: Path, count: int, rounds: int) -> float:
         (out / str(epoch) / "metadata.json").write_text(json.dumps(content))
 
     with OutputDirectory(out, checkpoint.parent) as output:
-        with prepare_export(checkpoint, out / "0", ExportConfig()) as prepared:
+        with prepare_export(read_checkpoint(checkpoint), out / "0", ExportConfig()) as prepared:
             prepared.run(output, replace=False)
         for epoch in range(1, count):
             add(epoch)

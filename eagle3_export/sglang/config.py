@@ -34,10 +34,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from eagle3_export.errors import Eagle3ExportError
+from eagle3_export.errors import Eagle3ExportError, invalid_export
 from eagle3_export.sglang.rope import rope_fields
 from eagle3_export.speculators_format.draft import Draft
-from eagle3_export.speculators_format.fields import EXPORT, Fields
+from eagle3_export.speculators_format.fields import Fields
 from eagle3_export.speculators_format.rope import parse_rope
 
 STOCK_ARCHITECTURE = "LlamaForCausalLMEagle3"
@@ -128,16 +128,16 @@ def read_exported_draft(config: Mapping[str, Any], where: str) -> Draft:
         ExportInvalidError: the config is not one that this package writes and SGLang reads.
     """
     _require_draft_class(config, where)
-    top = Fields(config, where, EXPORT)
-    ours = Fields(top.mapping("eagle3_export"), f"{where}.eagle3_export", EXPORT)
+    top = Fields(config, where, invalid_export)
+    ours = Fields(top.mapping("eagle3_export"), f"{where}.eagle3_export", invalid_export)
     _require_agreement(config, top, where)
     values = {attribute: read(top, key) for key, attribute, read in _KEYS}
     trained_ids = ours.optional_ids("trained_aux_layer_ids")
     num_aux = values.pop("num_aux_layers")
     if num_aux != (len(trained_ids) if trained_ids else 3):
         raise _wrong(where, f"num_aux_hidden_states is {num_aux}, but the ids are {trained_ids}")
-    rope = parse_rope({**config, "rope_scaling": None}, values["head_dim"], where, EXPORT)
-    if rope != parse_rope({**config, "rope_parameters": None}, values["head_dim"], where, EXPORT):
+    rope = parse_rope({**config, "rope_scaling": None}, values["head_dim"], where, invalid_export)
+    if rope != parse_rope({**config, "rope_parameters": None}, values["head_dim"], where, invalid_export):
         raise _wrong(where, "rope_parameters and rope_theta with rope_scaling differ")
     return Draft(
         layer_arch="qwen3" if values.pop("qk_norm") else "llama",
@@ -160,7 +160,7 @@ def encoded_aux_layer_ids(config: Mapping[str, Any], where: str) -> tuple[int, .
         ExportInvalidError: they are no list of whole numbers.
     """
     key = "eagle_aux_hidden_state_layer_ids"
-    ids = Fields(config, where, EXPORT).mapping("eagle_config").get(key)
+    ids = Fields(config, where, invalid_export).mapping("eagle_config").get(key)
     if ids is None:
         return None
     if not isinstance(ids, list) or not ids or not all(type(i) is int and -1 <= i < 2**31 for i in ids):
@@ -199,4 +199,4 @@ def _windows(ours: Fields, num_layers: int, where: str) -> tuple[int | None, ...
 
 
 def _wrong(where: str, problem: str) -> Eagle3ExportError:
-    return EXPORT.fault(f"{where}: {problem}.", why="SGLang would not compute the trained draft.")
+    return invalid_export(f"{where}: {problem}.", why="SGLang would not compute the trained draft.")

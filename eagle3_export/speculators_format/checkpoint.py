@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from eagle3_export.speculators_format.draft import Draft, parse_draft
-from eagle3_export.speculators_format.fields import read_json_object
 from eagle3_export.speculators_format.run_files import CONFIG_FILE, locate_checkpoint
 from eagle3_export.speculators_format.tensors import check_layout, float_dtype, unwrap_names
 from eagle3_export.speculators_format.training_state import TrainingState, read_training_records
 from eagle3_export.speculators_format.vocabulary import check_vocabulary
 from eagle3_export.speculators_format.weights import read_weights
+from eagle3_export.storage.regular_file import read_json_object
 from eagle3_export.storage.safetensors_file import TensorSource
 
 
@@ -51,7 +51,8 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     """
     directory = locate_checkpoint(path)
     config_path = directory / CONFIG_FILE
-    draft = parse_draft(read_json_object(config_path), str(config_path))
+    config = read_json_object(config_path)
+    draft = parse_draft(config, str(config_path))
     stored = read_weights(directory)
     plain = unwrap_names({name: source.entry for name, source in stored.items()}, str(directory))
     tensors = {plain[name]: source for name, source in stored.items()}

@@ -174,11 +174,11 @@ def parse_draft(config: Mapping[str, Any], where: str) -> Draft:
         embed_requires_grad=top.flag("embed_requires_grad"),
         aux_layer_ids=aux_layer_ids,
         rope=parse_rope(layer_config, head_dim, layer.where),
-        sliding_windows=_sliding_windows(layer, num_layers, config.get("speculators_version")),
-        dtype=_dtype(config, layer_config),
+        sliding_windows=_sliding_windows(layer, num_layers, top.get("speculators_version")),
+        dtype=_dtype(top, layer),
         **_provenance(top),
     )
-    _check_consistency(draft, config, where)
+    _check_consistency(draft, top)
     return draft
 
 
@@ -233,8 +233,8 @@ def _sliding_windows(layer: Fields, num_layers: int, saved_by: Any) -> tuple[int
     return tuple(window if t == "sliding_attention" else None for t in layer_types)
 
 
-def _dtype(config: Mapping[str, Any], layer_config: Mapping[str, Any]) -> str | None:
-    for source in (config, layer_config):
+def _dtype(top: Fields, layer: Fields) -> str | None:
+    for source in (top, layer):
         for key in ("dtype", "torch_dtype"):
             value = source.get(key)
             if isinstance(value, str):
@@ -264,8 +264,8 @@ def _provenance(top: Fields) -> dict[str, Any]:
     }
 
 
-def _check_consistency(draft: Draft, config: Mapping[str, Any], where: str) -> None:
-    target_size = config.get("target_hidden_size")
+def _check_consistency(draft: Draft, top: Fields) -> None:
+    target_size = top.get("target_hidden_size")
     problems = {
         "norm_before_fc and fc_norm are both set, and they exclude each other": draft.norm_before_fc
         and draft.fc_norm,
@@ -278,7 +278,7 @@ def _check_consistency(draft: Draft, config: Mapping[str, Any], where: str) -> N
         f"target_hidden_size {abridged(target_size)} differs from hidden_size {draft.hidden_size}": (
             target_size not in (None, draft.hidden_size)
         ),
-        "the weights are quantised (quantization_config)": config.get("quantization_config") is not None,
+        "the weights are quantised (quantization_config)": top.get("quantization_config") is not None,
         "eagle_aux_hidden_state_layer_ids names a layer twice": (
             draft.aux_layer_ids is not None and len(set(draft.aux_layer_ids)) != len(draft.aux_layer_ids)
         ),
@@ -286,7 +286,7 @@ def _check_consistency(draft: Draft, config: Mapping[str, Any], where: str) -> N
     for problem, found in problems.items():
         if found:
             raise CheckpointError(
-                f"{where}: {problem}.",
+                f"{top.where}: {problem}.",
                 why="No served model could compute what this config says.",
                 remedy="Save the checkpoint again with the speculators release that trained it.",
             )

@@ -2,98 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from eagle3_export.errors import CheckpointError, Eagle3ExportError, ExportInvalidError
-from eagle3_export.storage.regular_file import read_regular_file
+from eagle3_export.errors import CheckpointError, Eagle3ExportError, Fault
 
 _MOST = 2**40  # far above any real size; keeps products of sizes small integers
-_MAX_DOCUMENT_BYTES = 64 * 2**20
 _MISSING: Any = object()
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Whose files are read: decides which error a fault raises and what to do about it.
-
-    Attributes:
-        error: class of the error.
-        remedy: what to do about any fault; empty where that depends on the fault.
-    """
-
-    error: type[Eagle3ExportError]
-    remedy: str = ""
-
-    def fault(self, what: str, *, why: str = "", remedy: str = "") -> Eagle3ExportError:
-        """The error to raise; `remedy` counts where the origin has none of its own."""
-        return self.error(what, why=why, remedy=self.remedy or remedy)
-
-
-CHECKPOINT = Origin(CheckpointError)
-EXPORT = Origin(ExportInvalidError, "Export the checkpoint again.")
-
-
-def read_json_object(
-    path: Path, *, most_bytes: int = _MAX_DOCUMENT_BYTES, origin: Origin = CHECKPOINT
-) -> dict[str, Any]:
-    """Reads a JSON file that holds an object.
-
-    Args:
-        path: the file.
-        most_bytes: a larger file is refused.
-        origin: whose file it is.
-
-    Raises:
-        CheckpointError: missing, unreadable, larger than `most_bytes`, or not a JSON object; `origin` may name
-            another error.
-    """
-    try:
-        content = read_regular_file(path, most_bytes + 1)
-    except OSError as error:
-        raise origin.fault(
-            f"{path} cannot be read: {error.strerror or error}.", remedy="Check the path and its permissions."
-        ) from error
-    if len(content) > most_bytes:
-        raise origin.fault(
-            f"{path} is larger than {most_bytes} bytes.", why="No config of a draft is that large."
-        )
-    try:
-        document = json.loads(content)
-        if b"\\ud" in content.lower():  # half a surrogate pair can neither be printed nor written again
-            json.dumps(document, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
-        raise origin.fault(
-            f"{path} is not valid JSON: {error}.",
-            why="It may be truncated, or still being written.",
-            remedy="Wait until the save has finished, or save the checkpoint again.",
-        ) from error
-    if not isinstance(document, dict):
-        raise origin.fault(
-            f"{path} holds a JSON {type(document).__name__}, not an object.",
-            remedy="Save the checkpoint again.",
-        )
-    return document
 
 
 class Fields:
     """One JSON object, read key by key.
 
-    Every getter raises the origin's error, naming the key, where the value is of the wrong type or out of range.
+    Every getter raises `fault`, naming the key, where the value is of the wrong type or out of range.
 
     Attributes:
         where: what messages call the object, usually the path of its file.
-        origin: whose file it is.
+        fault: the error to raise.
     """
 
-    def __init__(self, values: Mapping[str, Any], where: str, origin: Origin = CHECKPOINT) -> None:
+    def __init__(self, values: Mapping[str, Any], where: str, fault: Fault = CheckpointError) -> None:
         self._values = values
         self.where = where
-        self.origin = origin
+        self.fault = fault
 
     def get(self, key: str) -> Any:
         """The value as it stands, None where the key is absent."""
@@ -165,7 +97,7 @@ class Fields:
         return tuple(value)
 
     def _wrong(self, key: str, problem: str) -> Eagle3ExportError:
-        return self.origin.fault(
+        return self.fault(
             f"{self.where}.{key} {problem}.",
             why="The draft cannot be described without it.",
             remedy="Save the checkpoint again, or correct its config.json.",

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from eagle3_export.errors import Eagle3ExportError
-from eagle3_export.speculators_format.fields import CHECKPOINT, Fields, Origin, abridged
+from eagle3_export.errors import CheckpointError, Eagle3ExportError, Fault
+from eagle3_export.speculators_format.fields import Fields, abridged
 
 DEFAULT_THETA = 10000.0  # transformers 5.19, `PreTrainedConfig.default_theta`
 
@@ -43,7 +43,7 @@ class Rope:
 
 
 def parse_rope(
-    layer_config: Mapping[str, Any], head_dim: int, where: str, origin: Origin = CHECKPOINT
+    layer_config: Mapping[str, Any], head_dim: int, where: str, fault: Fault = CheckpointError
 ) -> Rope:
     """Reads either notation: `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before).
 
@@ -54,28 +54,28 @@ def parse_rope(
         layer_config: the decoder's config, with the defaults of its class for keys that it leaves out.
         head_dim: channels of one attention head.
         where: what messages call the config.
-        origin: whose config it is.
+        fault: the error to raise.
 
     Raises:
-        CheckpointError: a field has the wrong type or is missing; `origin` may name another error.
+        CheckpointError: a field has the wrong type or is missing; `fault` may name another error.
     """
     notation = "rope_scaling" if layer_config.get("rope_scaling") else "rope_parameters"
     where_rope = f"{where}.{notation}"
-    values = _flat(layer_config.get(notation) or {}, where_rope, origin)
+    values = _flat(layer_config.get(notation) or {}, where_rope, fault)
     legacy_type = values.pop("type", None)
     rope_type = values.pop("rope_type", None) or legacy_type or "default"
     if not isinstance(rope_type, str):
-        raise _wrong(f"{where_rope}.rope_type is not a string", origin)
+        raise _wrong(f"{where_rope}.rope_type is not a string", fault)
     if rope_type == "mrope":  # the name before transformers 4.45; positions apart, it is the default type
         rope_type = "default"
-    fields, outer = Fields(values, where_rope, origin), Fields(layer_config, where, origin)
+    fields, outer = Fields(values, where_rope, fault), Fields(layer_config, where, fault)
     theta = fields.number("rope_theta", default=outer.number("rope_theta", default=DEFAULT_THETA))
     factor = fields.number(
         "partial_rotary_factor", default=outer.number("partial_rotary_factor", default=1.0)
     )
     section = values.pop("mrope_section", None)
     if section is not None and not (isinstance(section, list) and all(type(item) is int for item in section)):
-        raise _wrong(f"{where_rope}.mrope_section is no list of sizes", origin)
+        raise _wrong(f"{where_rope}.mrope_section is no list of sizes", fault)
     for key in ("rope_theta", "partial_rotary_factor", "mrope_interleaved"):
         values.pop(key, None)
     if rope_type in _FROM_PRETRAINING:
@@ -86,15 +86,15 @@ def parse_rope(
     return Rope(rope_type, theta, values, factor, tuple(section) if section is not None else None)
 
 
-def _flat(raw: Any, where: str, origin: Origin) -> dict[str, Any]:
+def _flat(raw: Any, where: str, fault: Fault) -> dict[str, Any]:
     if not isinstance(raw, Mapping):
-        raise _wrong(f"{where} is not an object", origin)
+        raise _wrong(f"{where} is not an object", fault)
     nested = {key: value for key, value in raw.items() if isinstance(value, Mapping)}
     if not nested:
         return dict(raw)
     if "sliding_attention" in nested:
         return dict(nested["sliding_attention"])
-    raise _wrong(f"{where} is nested, but not per attention type", origin)
+    raise _wrong(f"{where} is nested, but not per attention type", fault)
 
 
 def _fill_original_length(rope_type: str, values: dict[str, Any], fields: Fields, outer: Fields) -> None:
@@ -107,7 +107,7 @@ def _fill_original_length(rope_type: str, values: dict[str, Any], fields: Fields
     # longrope divides by the logarithm of the length, which is 0 for a length of 1.
     least = 2 if rope_type == "longrope" else 1
     if fields.number(key) < least:
-        raise _wrong(f"{fields.where}.{key} is {abridged(values[key])}, less than {least}", fields.origin)
+        raise _wrong(f"{fields.where}.{key} is {abridged(values[key])}, less than {least}", fields.fault)
 
 
 def _check_numbers(rope_type: str, values: Mapping[str, Any], fields: Fields) -> None:
@@ -125,18 +125,18 @@ def _check_factors(values: Mapping[str, Any], fields: Fields, head_dim: int) -> 
         if not isinstance(factors, list) or len(factors) != head_dim // 2:
             raise _wrong(
                 f"{fields.where}.{key} does not hold one number for each of {head_dim // 2} frequencies",
-                fields.origin,
+                fields.fault,
             )
         for item in factors:
             number = isinstance(item, (int, float)) and not isinstance(item, bool)
             if not number or not 0 < item < _MOST_STRETCHED:  # NaN is in no interval
                 raise _wrong(
-                    f"{fields.where}.{key} holds {abridged(item)}, not a positive number", fields.origin
+                    f"{fields.where}.{key} holds {abridged(item)}, not a positive number", fields.fault
                 )
 
 
-def _wrong(problem: str, origin: Origin) -> Eagle3ExportError:
-    return origin.fault(
+def _wrong(problem: str, fault: Fault) -> Eagle3ExportError:
+    return fault(
         f"{problem}.",
         why="The positions would be computed differently.",
         remedy="Save the checkpoint again, or correct its config.json.",

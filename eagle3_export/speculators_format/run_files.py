@@ -70,7 +70,11 @@ def locate_checkpoint(path: str | Path) -> Path:
         CheckpointError: there is nothing, or nothing that says what the weights are.
     """
     directory = _directory_of(path)
-    if not (directory / CONFIG_FILE).exists():
+    try:
+        described = (directory / CONFIG_FILE).exists()
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if not described:
         raise CheckpointError(
             f"{directory} has no {CONFIG_FILE}.",
             why="It says what the weights are.",
@@ -87,7 +91,7 @@ def _directory_of(path: str | Path) -> Path:
         if local.is_dir():
             return local.resolve()
     except (OSError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"{str(path)[:200]} cannot be read: {error}.") from error
+        raise _unreadable(path, error) from error
     cached = cached_snapshot(str(path))
     if cached is not None:
         return cached
@@ -97,6 +101,10 @@ def _directory_of(path: str | Path) -> Path:
         if is_hub_id(str(path))
         else "Check the path.",
     )
+
+
+def _unreadable(path: str | Path, error: Exception) -> CheckpointError:
+    return CheckpointError(f"{str(path)[:200]} cannot be read: {error}.")
 
 
 def _no_config_remedy(directory: Path) -> str:
@@ -162,6 +170,29 @@ def places_of(name: str, save_path: str | Path) -> list[Path]:
         if parts and run.parts[-len(parts) :] == parts:
             starts.append(Path(*run.parts[: -len(parts)]))
     return [start / name for start in starts]
+
+
+def frequencies_file(save_path: str | Path) -> Path | None:
+    """`token_freq.pt` of a run: `token_freq_path` of its run.yaml, else the one below its `data_path`.
+
+    Args:
+        save_path: the trainer's.
+
+    Returns:
+        The first of the places where it may lie that exists (`places_of`), None where the run names none.
+    """
+    settings = run_settings(save_path)
+    named, data = settings.get("token_freq_path"), settings.get("data_path")
+    try:
+        if isinstance(named, str):
+            places = places_of(named, save_path)
+            return next((place for place in places if place.is_file()), places[0])
+        if isinstance(data, str):
+            below = (place / "token_freq.pt" for place in places_of(data, save_path))
+            return next((place for place in below if place.is_file()), None)
+    except OSError as error:  # in a private directory of another user
+        logger.info("The token frequencies of the run cannot be looked for: %s", error)
+    return None
 
 
 def is_hub_id(name: str) -> bool:

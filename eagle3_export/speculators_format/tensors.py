@@ -7,9 +7,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from eagle3_export.errors import CheckpointError, Eagle3ExportError
+from eagle3_export.errors import CheckpointError, Eagle3ExportError, Fault
 from eagle3_export.speculators_format.draft import Draft
-from eagle3_export.speculators_format.fields import CHECKPOINT, Origin
 from eagle3_export.storage.safetensors_file import TensorEntry
 
 Shape = tuple[int, ...]
@@ -144,7 +143,7 @@ def unwrap_names(names: Mapping[str, TensorEntry], where: str) -> dict[str, str]
 
 
 def check_layout(
-    draft: Draft, tensors: Mapping[str, TensorEntry], where: str, origin: Origin = CHECKPOINT
+    draft: Draft, tensors: Mapping[str, TensorEntry], where: str, fault: Fault = CheckpointError
 ) -> None:
     """Compares the tensors with what the config says the draft is.
 
@@ -152,29 +151,29 @@ def check_layout(
         draft: what the config says.
         tensors: by speculators' name.
         where: what messages call the file or directory.
-        origin: whose tensors they are.
+        fault: the error to raise.
 
     Raises:
-        CheckpointError: a tensor is missing, unknown, of the wrong shape, or not in a floating-point dtype; `origin`
+        CheckpointError: a tensor is missing, unknown, of the wrong shape, or not in a floating-point dtype; `fault`
             may name another error.
     """
     expected = expected_shapes(draft)
     known = {*expected, *TRAINING_ONLY, *VOCABULARY_MAPS}
     for name in tensors:
         if name not in known:
-            raise _unexpected(name, draft, where, origin)
+            raise _unexpected(name, draft, where, fault)
     for name, shape in expected.items():
         entry = tensors.get(name)
         if entry is None:
             if name != EMBEDDING:
-                raise _missing(name, where, origin)
+                raise _missing(name, where, fault)
         elif entry.shape != shape:
-            raise origin.fault(
+            raise fault(
                 f"{where}: {name} has shape {list(entry.shape)}, its config makes it {list(shape)}.",
                 why="Tensors and config describe two different drafts.",
                 remedy=_shape_remedy(name),
             )
-    _check_dtypes(tensors, expected, where, origin)
+    _check_dtypes(tensors, expected, where, fault)
 
 
 # Names that give away another kind of decoder layer.
@@ -188,37 +187,37 @@ _FOREIGN_LAYERS: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 
 
-def _unexpected(name: str, draft: Draft, where: str, origin: Origin) -> Eagle3ExportError:
+def _unexpected(name: str, draft: Draft, where: str, fault: Fault) -> Eagle3ExportError:
     for pattern, kind in _FOREIGN_LAYERS:
         if re.search(pattern, name):
-            return origin.fault(
+            return fault(
                 f"{where} holds {name}: {kind}.",
                 why="Only dense EAGLE-3 drafts with Llama or Qwen3 layers can be exported.",
                 remedy="Train an EAGLE-3 draft with --draft-arch llama, unquantised.",
             )
     layer = re.match(r"layers\.(\d{1,9})\.", name)
     if layer and int(layer[1]) >= draft.num_layers:
-        return origin.fault(
+        return fault(
             f"{where} holds {name}, but its config has only {draft.num_layers} layers.",
             why="The server would drop the layers that the config does not count.",
             remedy="Correct num_hidden_layers in its config.json.",
         )
     if flag := flag_of(name):
-        return origin.fault(
+        return fault(
             f"{where} holds {name}, but its config does not set {flag}.",
             why="The server would drop a trained tensor.",
             remedy="Save the checkpoint again, or correct its config.json.",
         )
-    return origin.fault(
+    return fault(
         f"{where} holds {name}, which no EAGLE-3 draft of speculators 0.3 to 0.9 has.",
         why="SGLang drops a tensor that it does not know, and no error appears.",
         remedy="Check where this checkpoint comes from; save it again with speculators.",
     )
 
 
-def _missing(name: str, where: str, origin: Origin) -> Eagle3ExportError:
+def _missing(name: str, where: str, fault: Fault) -> Eagle3ExportError:
     flag = flag_of(name)
-    return origin.fault(
+    return fault(
         f"{where}: {f'its config sets {flag}, but ' if flag else ''}{name} is missing.",
         why="SGLang would leave that parameter uninitialised and accept next to nothing.",
         remedy="Save the checkpoint again, or correct its config.json.",
@@ -234,7 +233,7 @@ def _shape_remedy(name: str) -> str:
 
 
 def _check_dtypes(
-    tensors: Mapping[str, TensorEntry], expected: Mapping[str, Shape], where: str, origin: Origin
+    tensors: Mapping[str, TensorEntry], expected: Mapping[str, Shape], where: str, fault: Fault
 ) -> None:
     seen: dict[str, str] = {}
     for name in expected:
@@ -242,7 +241,7 @@ def _check_dtypes(
         if entry is None:
             continue
         if entry.dtype not in FLOAT_DTYPES:
-            raise origin.fault(
+            raise fault(
                 f"{where}: {name} is {entry.dtype}.",
                 why="SGLang serves drafts in bfloat16, float16 or float32; quantised ones are not exported.",
                 remedy="Export the unquantised checkpoint in one of these.",
@@ -250,7 +249,7 @@ def _check_dtypes(
         seen.setdefault(entry.dtype, name)
     if len(seen) > 1:
         listed = ", ".join(f"{name} is {dtype}" for dtype, name in seen.items())
-        raise origin.fault(
+        raise fault(
             f"{where} mixes dtypes: {listed}.",
             why="SGLang would convert every tensor to one of them, and the draft would no longer be the one trained.",
             remedy="Save the checkpoint in one dtype.",

@@ -18,7 +18,6 @@ from typing import Any
 from eagle3_export.errors import CheckpointError
 from eagle3_export.estimates.acceptance import Coverage
 from eagle3_export.estimates.coverage import draft_vocabulary_coverage
-from eagle3_export.speculators_format.run_files import places_of, run_settings
 
 MAX_PICKLE_BYTES = 64 << 20  # a million ids take about 12 MB
 
@@ -93,20 +92,19 @@ def _set_items(stack: list[Any], end: int, first: int) -> None:
     del stack[end:]
 
 
-def run_coverage(save_path: str | Path, draft_to_target: Iterable[int] | None) -> Coverage | None:
-    """Coverage over the training data of the run that saves to `save_path`.
+def run_coverage(path: Path | None, draft_to_target: Iterable[int] | None) -> Coverage | None:
+    """Coverage over the training data of a run.
 
     Args:
-        save_path: the trainer's, where speculators writes `run.yaml`.
+        path: the run's `token_freq.pt`, from `frequencies_file`; None where it has none.
         draft_to_target: d2t, the offset of every draft id; None where the draft vocabulary is the full one.
 
     Returns:
         None where the run has no readable frequencies; the log says why.
     """
+    if path is None:
+        return None
     try:
-        path = frequencies_file(save_path)
-        if path is None:
-            return None
         frequencies = read_token_frequencies(path)
         targets = (
             frequencies if draft_to_target is None else (i + int(d) for i, d in enumerate(draft_to_target))
@@ -115,23 +113,3 @@ def run_coverage(save_path: str | Path, draft_to_target: Iterable[int] | None) -
     except Exception as error:  # one number more or less must not stop a training run or a conversion
         logger.info("The coverage of the draft vocabulary stays unknown: %s", error)
         return None
-
-
-def frequencies_file(save_path: str | Path) -> Path | None:
-    """`token_freq.pt` of a run: `token_freq_path` of its run.yaml, else the one below its `data_path`.
-
-    Args:
-        save_path: the trainer's.
-
-    Returns:
-        The first of the places where it may lie that exists (`places_of`), None where the run names none.
-    """
-    settings = run_settings(save_path)
-    named, data = settings.get("token_freq_path"), settings.get("data_path")
-    if isinstance(named, str):
-        places = places_of(named, save_path)
-        return next((place for place in places if place.is_file()), places[0])
-    if not isinstance(data, str):
-        return None
-    below = (place / "token_freq.pt" for place in places_of(data, save_path))
-    return next((place for place in below if place.is_file()), None)

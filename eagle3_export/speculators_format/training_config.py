@@ -9,9 +9,9 @@ from typing import Any
 
 from eagle3_export.errors import CheckpointError
 from eagle3_export.speculators_format.draft import Draft, parse_draft
-from eagle3_export.speculators_format.fields import read_json_object
 from eagle3_export.speculators_format.run_files import CONFIG_FILE, cached_snapshot
 from eagle3_export.speculators_format.verifier import Verifier
+from eagle3_export.storage.regular_file import read_json_object
 
 # Defaults for eagle3 (speculators 0.9.0, `train/config/schema.py:DraftArgs` and `resolution.py`).
 _DEFAULTS: Mapping[str, Any] = {

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eagle3_export.speculators_format.fields import read_json_object
 from eagle3_export.speculators_format.run_files import TRAINING_STATE_FILE, VAL_METRICS_FILE
+from eagle3_export.storage.regular_file import read_json_object
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ def read_training_records(directory: Path) -> tuple[TrainingState | None, dict[s
         CheckpointError: one of them is no JSON object.
     """
     state, metrics = (
-        read_json_object(path) if path.exists() else None
+        read_json_object(path) if os.path.exists(path) else None  # noqa: PTH110 (Path.exists may raise)
         for path in (directory / TRAINING_STATE_FILE, directory / VAL_METRICS_FILE)
     )
     return (

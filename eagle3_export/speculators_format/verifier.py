@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from eagle3_export.errors import CheckpointError
-from eagle3_export.speculators_format.fields import read_json_object
 from eagle3_export.speculators_format.run_files import CONFIG_FILE, cached_snapshot, is_hub_id, places_of
+from eagle3_export.storage.regular_file import read_json_object
 
 
 @dataclass(frozen=True, slots=True)

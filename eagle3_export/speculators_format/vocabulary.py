@@ -6,9 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from eagle3_export.errors import Eagle3ExportError
+from eagle3_export.errors import CheckpointError, Eagle3ExportError, Fault
 from eagle3_export.speculators_format.draft import Draft
-from eagle3_export.speculators_format.fields import CHECKPOINT, Origin
 from eagle3_export.speculators_format.tensors import INTEGER_DTYPES, MASK_DTYPES
 from eagle3_export.storage.safetensors_file import TensorSource
 
@@ -16,7 +15,7 @@ _NUMPY_DTYPES: Mapping[str, str] = {"I64": "<i8", "I32": "<i4", "BOOL": "|u1", "
 
 
 def check_vocabulary(
-    draft: Draft, tensors: Mapping[str, TensorSource], where: str, origin: Origin = CHECKPOINT
+    draft: Draft, tensors: Mapping[str, TensorSource], where: str, fault: Fault = CheckpointError
 ) -> None:
     """Checks d2t (offsets: target id = i + d2t[i], int64 [draft_vocab_size]) and t2d (bool [vocab_size]).
 
@@ -27,15 +26,15 @@ def check_vocabulary(
         draft: what the config says.
         tensors: by speculators' name.
         where: what messages call the file or directory.
-        origin: whose maps they are.
+        fault: the error to raise.
 
     Raises:
-        CheckpointError: a map is missing, has the wrong shape or dtype, or does not add up; `origin` may name
+        CheckpointError: a map is missing, has the wrong shape or dtype, or does not add up; `fault` may name
             another error.
     """
 
     def broken(problem: str) -> Eagle3ExportError:
-        return origin.fault(
+        return fault(
             f"{where}: {problem}.",
             why="The server would propose other tokens than the draft means.",
             remedy="Save the checkpoint again; train with matching d2t and t2d.",

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-from eagle3_export.errors import StorageError
+from eagle3_export.errors import StorageError, UsageError
 
 _REMEDIES = {
     errno.EROFS: "Choose an output directory on a filesystem that is mounted for writing.",
@@ -75,6 +75,35 @@ def lies_in(inner: Path, outer: Path) -> bool:
     return False
 
 
+def require_apart(output_dir: Path, save_path: Path, *, named: str, remedy: str) -> None:
+    """Refuses an output directory that lies in the trainer's save_path, or the other way round.
+
+    The trainer sweeps its save_path (speculators 0.9.0, `BaseCheckpointer.cleanup_keep_only_best`) and resumes from any
+    directory there that has a number for a name; retention removes numbered exports.
+
+    Args:
+        output_dir: where exports go.
+        save_path: where the trainer saves.
+        named: what the message calls `output_dir`.
+        remedy: what to do about it.
+
+    Raises:
+        UsageError: one lies in the other.
+    """
+    if lies_in(output_dir, save_path):
+        raise UsageError(
+            f"{named} lies in the trainer's save_path ({shown(save_path)}).",
+            why="The trainer deletes what it does not know there and resumes from numbered directories.",
+            remedy=remedy,
+        )
+    if lies_in(save_path, output_dir):
+        raise UsageError(
+            f"The trainer's save_path ({shown(save_path)}) lies in {named}.",
+            why="Checkpoints and exports would lie among each other.",
+            remedy=remedy,
+        )
+
+
 def human_bytes(count: int) -> str:
     """A byte count for messages, such as `4.6 GB` (decimal units)."""
     size = float(count)
@@ -107,6 +136,15 @@ def disk_full_error(doing: str, path: Path, needed: int | None, reason: str = ""
         f"{doing} {shown(path)} failed: no space left" + (f" ({numbers})." if numbers else "."),
         why=reason or "The export was not published; what had been published before is untouched.",
         remedy="Free space there, set keep_last, or choose an output directory on another filesystem.",
+    )
+
+
+def changed_error(path: Path) -> StorageError:
+    """The error for a source file that was rewritten while an export read it."""
+    return StorageError(
+        f"{shown(path)} was changed while it was being exported.",
+        why="Its tensors may be of two different saves.",
+        remedy="Export it again once the save has finished.",
     )
 
 

@@ -43,7 +43,10 @@ def weights_fingerprint(files: Iterable[SafetensorsFile], pinned: PinnedSources)
     header, sample = hashlib.sha256(), hashlib.sha256()
     for file in ordered:
         with os_errors("Reading", file.path):
-            _digest(pinned.descriptor(file), file, header, sample)
+            descriptor = pinned.descriptor(file)
+            header.update(os.pread(descriptor, file.data_start, 0))
+            for at in _places(file):
+                sample.update(os.pread(descriptor, _BLOCK, at))
     return WeightsFingerprint(
         size=sum(file.size for file in ordered),
         modified_ns=max((pinned.identity(file).modified_ns for file in ordered), default=0),
@@ -60,9 +63,11 @@ def sample_digest(files: Iterable[SafetensorsFile]) -> str:
     """
     sample = hashlib.sha256()
     for file in _ordered(files):
+        places = _places(file)
         descriptor = open_regular_file(file.path)
         try:
-            _digest(descriptor, file, hashlib.sha256(), sample)
+            for at in places:
+                sample.update(os.pread(descriptor, _BLOCK, at))
         finally:
             os.close(descriptor)
     return f"sha256:{sample.hexdigest()}"
@@ -71,20 +76,22 @@ def sample_digest(files: Iterable[SafetensorsFile]) -> str:
 def is_same(files: Iterable[SafetensorsFile], *, size: int, modified_ns: int, sample: str) -> bool:
     """Whether weight files are those of an earlier `WeightsFingerprint`, as they are now or copied.
 
+    False where one cannot be read.
+
     Args:
         files: of one checkpoint.
         size: of the fingerprint.
         modified_ns: of the fingerprint.
         sample: its `sample_digest`; read only where the times differ.
-
-    Raises:
-        OSError: a file cannot be read.
     """
     ordered = _ordered(files)
     if sum(file.size for file in ordered) != size:
         return False
-    newest = max((file.path.stat().st_mtime_ns for file in ordered), default=0)
-    return newest == modified_ns or sample_digest(ordered) == sample
+    try:
+        newest = max((file.path.stat().st_mtime_ns for file in ordered), default=0)
+        return newest == modified_ns or sample_digest(ordered) == sample
+    except OSError:
+        return False
 
 
 def newest_weights(directory: Path) -> int | None:
@@ -100,8 +107,7 @@ def _ordered(files: Iterable[SafetensorsFile]) -> Sequence[SafetensorsFile]:
     return [by_path[path] for path in sorted(by_path)]
 
 
-def _digest(descriptor: int, file: SafetensorsFile, header: hashlib._Hash, sample: hashlib._Hash) -> None:
-    header.update(os.pread(descriptor, file.data_start, 0))
-    step = max((file.size - file.data_start) // _BLOCKS, 1)
-    for at in range(file.data_start, file.size, max(step, _BLOCK)):
-        sample.update(os.pread(descriptor, _BLOCK, at))
+def _places(file: SafetensorsFile) -> range:
+    """Where the sampled blocks of a file begin."""
+    step = max((file.size - file.data_start) // _BLOCKS, _BLOCK)
+    return range(file.data_start, file.size, step)

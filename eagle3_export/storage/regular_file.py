@@ -6,8 +6,13 @@ import errno
 import json
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
+
+from eagle3_export.errors import CheckpointError, Fault
+
+_MOST_BYTES_OF_A_CONFIG = 64 * 2**20
 
 
 def open_regular_file(path: Path) -> int:
@@ -47,8 +52,50 @@ def read_json(path: Path, most_bytes: int) -> Any:
     content = read_regular_file(path, most_bytes + 1)
     if len(content) > most_bytes:
         raise ValueError(f"it has more than {most_bytes} bytes")
+    return _decoded(content, parse_constant=_refuse_constant)
+
+
+def read_json_object(
+    path: Path, *, most_bytes: int = _MOST_BYTES_OF_A_CONFIG, fault: Fault = CheckpointError
+) -> dict[str, Any]:
+    """Reads a JSON file that holds an object; numbers may be NaN and infinity, which trainers write.
+
+    Args:
+        path: the file.
+        most_bytes: a larger file is refused.
+        fault: the error to raise.
+
+    Raises:
+        CheckpointError: missing, unreadable, larger than `most_bytes`, or not a JSON object; `fault` may name
+            another error.
+    """
     try:
-        document = json.loads(content, parse_constant=_refuse_constant)
+        content = read_regular_file(path, most_bytes + 1)
+    except OSError as error:
+        raise fault(
+            f"{path} cannot be read: {error.strerror or error}.", remedy="Check the path and its permissions."
+        ) from error
+    if len(content) > most_bytes:
+        raise fault(f"{path} is larger than {most_bytes} bytes.", why="No config of a draft is that large.")
+    try:
+        document = _decoded(content)
+    except ValueError as error:
+        raise fault(
+            f"{path} is not valid JSON: {error}.",
+            why="It may be truncated, or still being written.",
+            remedy="Wait until the save has finished, or save the checkpoint again.",
+        ) from error
+    if not isinstance(document, dict):
+        raise fault(
+            f"{path} holds a JSON {type(document).__name__}, not an object.",
+            remedy="Save the checkpoint again.",
+        )
+    return document
+
+
+def _decoded(content: bytes, parse_constant: Callable[[str], Any] | None = None) -> Any:
+    try:
+        document = json.loads(content, parse_constant=parse_constant)
         if rb"\ud" in content.lower():
             json.dumps(document, ensure_ascii=False).encode()  # UnicodeEncodeError, a ValueError
         return document

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from eagle3_export.errors import StorageError
-from eagle3_export.storage.faults import os_errors, shown
+from eagle3_export.storage.faults import changed_error, os_errors, storage_error
 from eagle3_export.storage.regular_file import open_regular_file
 from eagle3_export.storage.safetensors_file import FileIdentity, SafetensorsFile, TensorSource
 
@@ -69,7 +68,7 @@ class PinnedSources:
             with os_errors("Reading", path):
                 now = FileIdentity.of(os.fstat(descriptor))
             if now != identity:
-                raise _changed(path)
+                raise changed_error(path)
 
     def close(self) -> None:
         """Closes the files."""
@@ -87,17 +86,15 @@ class PinnedSources:
     def _pin(self, file: SafetensorsFile, clone_beside: Path | None) -> None:
         if file.path in self._descriptors:
             return
-        with os_errors("Opening the source", file.path):
+        try:
             descriptor = open_regular_file(file.path)
-            try:
-                identity = FileIdentity.of(os.fstat(descriptor))
-            except BaseException:
-                os.close(descriptor)
-                raise
+            identity = FileIdentity.of(os.fstat(descriptor))
+        except OSError as error:
+            raise storage_error(error, "Opening the source", file.path) from error
         self._descriptors[file.path] = (descriptor, identity)
         self._identities[file.path] = identity
         if identity != (file.identity or identity) or identity.size != file.size:
-            raise _changed(file.path)
+            raise changed_error(file.path)
         clone = _anonymous_clone(descriptor, clone_beside) if clone_beside is not None else None
         if clone is None:
             self.isolated = False
@@ -106,7 +103,7 @@ class PinnedSources:
         changed = FileIdentity.of(os.fstat(descriptor)) != identity
         os.close(descriptor)
         if changed:
-            raise _changed(file.path)
+            raise changed_error(file.path)
 
 
 def open_sources(
@@ -145,11 +142,3 @@ def _anonymous_clone(descriptor: int, directory: Path) -> int | None:
         os.close(clone)
         return None
     return clone
-
-
-def _changed(path: Path) -> StorageError:
-    return StorageError(
-        f"{shown(path)} was changed while it was being exported.",
-        why="Its tensors may be of two different saves.",
-        remedy="Export it again once the save has finished.",
-    )

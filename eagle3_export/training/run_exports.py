@@ -17,6 +17,7 @@ from eagle3_export.errors import CheckpointError, Eagle3ExportError, Incompatibl
 from eagle3_export.estimates.acceptance import Coverage
 from eagle3_export.export import PreparedExport, ValidationMetrics, prepare_export
 from eagle3_export.output_directory import OutputDirectory
+from eagle3_export.speculators_format.checkpoint import Checkpoint, read_checkpoint
 from eagle3_export.speculators_format.run_files import find_checkpoints
 from eagle3_export.speculators_format.save_point import SavePoint
 from eagle3_export.speculators_format.verifier import Verifier
@@ -85,7 +86,7 @@ class RunExports:
         self._queue.drop(save.name)
         self._saves[save.name] = save
         try:
-            prepared = self._prepare(save, metrics)
+            prepared = self._prepare(save, read_checkpoint(self._save_path / save.name), metrics)
         except CheckpointError as error:
             self._failed(save.name, error, ours=save.whole and not self.refused)
             return
@@ -152,9 +153,11 @@ class RunExports:
                 "Checkpoints without an export of their last state:%s\nTo make up for it: %s", lines, remedy
             )
 
-    def _prepare(self, save: Save, metrics: ValidationMetrics | None) -> PreparedExport:
+    def _prepare(
+        self, save: Save, checkpoint: Checkpoint, metrics: ValidationMetrics | None = None
+    ) -> PreparedExport:
         return prepare_export(
-            self._save_path / save.name,
+            checkpoint,
             self._output.path / save.name,
             self._config,
             verifier=self.verifier,
@@ -222,11 +225,12 @@ class RunExports:
                 self._make_up(Save(checkpoint.name, whole=False))
 
     def _make_up(self, save: Save) -> None:
-        if self._output.holds(self._save_path / save.name):
-            return
-        logger.info("%s has no export yet: exporting it.", self._save_path / save.name)
         try:
-            prepared = self._prepare(save, None)
+            checkpoint = read_checkpoint(self._save_path / save.name)
+            if self._output.holds(checkpoint):
+                return
+            logger.info("%s has no export yet: exporting it.", checkpoint.directory)
+            prepared = self._prepare(save, checkpoint)
         except Exception as error:
             self._failed(save.name, error, ours=False)
             return

@@ -18,6 +18,7 @@ from eagle3_export import (
 )
 from eagle3_export.cli import app
 from eagle3_export.estimate import export_of
+from eagle3_export.speculators_format.checkpoint import read_checkpoint
 from tests.support.drafts import save_epoch
 
 
@@ -27,9 +28,9 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def test_the_export_lies_beside_the_save_path(checkpoint: Path) -> None:
-    assert export_of(checkpoint, None) is None
+    assert export_of(read_checkpoint(checkpoint), None) is None
     export = export_checkpoint(checkpoint, checkpoint.parent.with_name("checkpoints-sglang") / "3").directory
-    assert export_of(checkpoint, None) == export
+    assert export_of(read_checkpoint(checkpoint), None) == export
 
 
 @pytest.mark.parametrize("relative", [True, False])
@@ -40,16 +41,16 @@ def test_the_export_lies_where_the_run_exports_to(checkpoint: Path, tmp_path: Pa
         "sglang_export": {"output_dir": "served" if relative else str(export.parent)},
     }
     (checkpoint.parent / "run.yaml").write_text(yaml.safe_dump(settings))
-    found = export_of(checkpoint, None)
+    found = export_of(read_checkpoint(checkpoint), None)
     assert found is not None and found.resolve() == export
 
 
 def test_an_export_of_an_earlier_save_is_not_its_export(checkpoint: Path) -> None:
     export = export_checkpoint(checkpoint, checkpoint.parent.with_name("checkpoints-sglang") / "3").directory
     save_epoch(checkpoint, 1, epoch=3)
-    assert export_of(checkpoint, None) is None
+    assert export_of(read_checkpoint(checkpoint), None) is None
     with pytest.raises(ExportInvalidError, match="an earlier save of") as refused:
-        export_of(checkpoint, export)
+        export_of(read_checkpoint(checkpoint), export)
     assert "--overwrite" in refused.value.remedy
 
 
@@ -59,14 +60,14 @@ def test_an_export_of_another_checkpoint_is_refused_and_not_to_be_replaced(
     other = save_epoch(checkpoint.with_name("4"), 2, epoch=4)
     export = export_checkpoint(other, tmp_path / "export").directory
     with pytest.raises(ExportInvalidError, match=f"of {other}, not of {checkpoint}") as refused:
-        export_of(checkpoint, export)
+        export_of(read_checkpoint(checkpoint), export)
     assert "--overwrite" not in refused.value.remedy
 
 
 def test_a_pointer_is_followed(checkpoint: Path, tmp_path: Path) -> None:
     export = export_checkpoint(checkpoint, tmp_path / "exports" / "3").directory
     (tmp_path / "exports" / "best").symlink_to("3")
-    assert export_of(checkpoint, tmp_path / "exports" / "best") == export
+    assert export_of(read_checkpoint(checkpoint), tmp_path / "exports" / "best") == export
 
 
 @pytest.mark.parametrize("options", [{"num_steps": 0}, {"num_steps": 65}, {"limit": 0}])

@@ -17,6 +17,7 @@ from eagle3_export.config import ExportConfig
 from eagle3_export.errors import CheckpointError, Eagle3ExportError, IncompatibleDraftError, StorageError
 from eagle3_export.export import export_checkpoint, prepare_export
 from eagle3_export.output_directory import OutputDirectory
+from eagle3_export.speculators_format.checkpoint import read_checkpoint
 from eagle3_export.storage import publish
 from eagle3_export.verify import verify_export
 from tests.support.drafts import END_OF_EPOCH, METRICS, RENAMED, draft_tensors, read_tensors, write_checkpoint
@@ -189,7 +190,7 @@ def test_a_truncated_source_is_an_error_before_anything_is_written(tmp_path: Pat
 def test_a_file_replaced_after_the_check_is_still_the_one_exported(tmp_path: Path) -> None:
     """The trainer may replace or delete the checkpoint while the background copy has not started."""
     checkpoint = write_checkpoint(tmp_path / "1", seed=1)
-    with prepare_export(checkpoint, tmp_path / "out", ExportConfig()) as prepared:
+    with prepare_export(read_checkpoint(checkpoint), tmp_path / "out", ExportConfig()) as prepared:
         other = write_checkpoint(tmp_path / "other", seed=2)
         (other / "model.safetensors").replace(checkpoint / "model.safetensors")
         with OutputDirectory.around(tmp_path / "out") as output:
@@ -288,7 +289,7 @@ def kimi_sized(tmp_path: Path) -> LargeDraft:
 def test_of_the_16_tensors_of_a_kimi_sized_draft_10_are_renamed(
     kimi_sized: LargeDraft, tmp_path: Path
 ) -> None:
-    with prepare_export(kimi_sized.checkpoint, tmp_path / "out", ExportConfig()) as prepared:
+    with prepare_export(read_checkpoint(kimi_sized.checkpoint), tmp_path / "out", ExportConfig()) as prepared:
         names = prepared.plan.names
     assert len(names) == 16
     assert {old: new for old, new in names.items() if old != new} == RENAMED

@@ -13,6 +13,7 @@ from eagle3_export.convert import convert_run
 from eagle3_export.errors import ExportInvalidError
 from eagle3_export.export import prepare_export
 from eagle3_export.output_directory import OutputDirectory, add_measurement, locate_export
+from eagle3_export.speculators_format.checkpoint import read_checkpoint
 from tests.support.documents import measurement
 from tests.support.drafts import METRICS, save_epoch
 
@@ -81,7 +82,9 @@ def test_numbers_that_come_later_do_not_move_latest(tmp_path: Path) -> None:
     (tmp_path / "run" / "interrupted" / "training_state.json").unlink()
     with OutputDirectory(tmp_path / "out", tmp_path / "run") as output:
         for name in ("interrupted", "0", "1"):
-            with prepare_export(tmp_path / "run" / name, output.path / name, ExportConfig()) as prepared:
+            with prepare_export(
+                read_checkpoint(tmp_path / "run" / name), output.path / name, ExportConfig()
+            ) as prepared:
                 prepared.run(output, replace=False)
         output.add_metrics("1", METRICS)
         assert (output.path / "latest").readlink() == Path("1")

@@ -22,6 +22,7 @@ from eagle3_export.config import ExportConfig
 from eagle3_export.convert import convert_checkpoint, convert_run
 from eagle3_export.errors import Eagle3ExportError, StorageError, UsageError
 from eagle3_export.output_directory import OutputDirectory, read_exports
+from eagle3_export.speculators_format.checkpoint import read_checkpoint
 from eagle3_export.training.run_exports import RunExports, Save
 from eagle3_export.watch import watch_run
 from tests.support.drafts import save_epoch
@@ -450,7 +451,7 @@ def test_another_save_is_told_from_one_of_the_same_size_time_and_step(tmp_path: 
     content[-400_0:-100_0] = bytes(3000)
     weights.write_bytes(content)
     with OutputDirectory(out, run) as output:
-        assert not output.holds(run / "0")
+        assert not output.holds(read_checkpoint(run / "0"))
 
 
 def test_two_names_of_one_epoch_are_two_exports(tmp_path: Path) -> None:

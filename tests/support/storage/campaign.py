@@ -25,6 +25,7 @@ from eagle3_export.config import ExportConfig
 from eagle3_export.errors import Eagle3ExportError
 from eagle3_export.export import prepare_export
 from eagle3_export.output_directory import OutputDirectory, read_exports
+from eagle3_export.speculators_format.checkpoint import read_checkpoint
 from eagle3_export.verify import verify_export
 from tests.support.drafts import save_epoch
 from tests.support.storage.system_calls import run
@@ -61,7 +62,7 @@ class Stage:
         """The action under test, as in training: a replacement, a new export, pointers, index, retention."""
         with OutputDirectory(self.out, self.run, keep_last=CONFIG.keep_last) as output:
             for name in self.saved:
-                with prepare_export(self.run / name, self.out / name, CONFIG) as prepared:
+                with prepare_export(read_checkpoint(self.run / name), self.out / name, CONFIG) as prepared:
                     prepared.run(output, replace=True)
         return 0
 

@@ -22,6 +22,7 @@ from eagle3_export.export import export_checkpoint, prepare_export
 from eagle3_export.output_directory import OutputDirectory
 from eagle3_export.report.page import to_html
 from eagle3_export.report.runs import read_runs
+from eagle3_export.speculators_format.checkpoint import read_checkpoint
 from eagle3_export.train import main as train
 from eagle3_export.verify import verify_export
 from tests.support.drafts import write_checkpoint
@@ -142,7 +143,7 @@ def test_only_an_export_is_ever_overwritten(tmp_path: Path) -> None:
             StorageError, match=r"(holds .*|is no export)\. Only an export of the same run is ever"
         ):
             export_checkpoint(checkpoint, directory, overwrite=True)
-    prepared = prepare_export(checkpoint, tmp_path / "user", ExportConfig())
+    prepared = prepare_export(read_checkpoint(checkpoint), tmp_path / "user", ExportConfig())
     around = OutputDirectory.around(tmp_path / "user")
     with prepared, around as output, pytest.raises(StorageError, match=r"holds thesis\.tex"):
         prepared.run(output, replace=True)

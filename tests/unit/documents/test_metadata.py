@@ -24,6 +24,7 @@ from eagle3_export.documents.schema import ExportMetadata
 from eagle3_export.errors import CheckpointError, ExportInvalidError
 from eagle3_export.estimates.acceptance import Coverage
 from eagle3_export.estimates.coverage import draft_vocabulary_coverage
+from eagle3_export.speculators_format.run_files import frequencies_file
 from eagle3_export.speculators_format.token_frequencies import read_token_frequencies, run_coverage
 from scripts.write_schemas import MODELS, SCHEMAS, schema_text
 from tests.support.documents import GOOD, export, measurement
@@ -374,7 +375,7 @@ class TestRunCoverage:
             (save_path / "run.yaml").write_text(run_yaml.replace("DATA", str(data)))
         if frequencies:
             torch_file(data / "token_freq.pt", pickle.dumps({0: 90, 1: 9, 2: 1}, 2))
-        return run_coverage(save_path, self.OFFSETS)
+        return run_coverage(frequencies_file(save_path), self.OFFSETS)
 
     @pytest.mark.parametrize(
         "run_yaml",
@@ -388,7 +389,7 @@ class TestRunCoverage:
 
     def test_a_full_vocabulary_covers_everything(self, tmp_path):
         self.run(tmp_path, "train:\n  data:\n    data_path: DATA\n")
-        assert run_coverage(tmp_path / "checkpoints", None).ratio == 1.0
+        assert run_coverage(frequencies_file(tmp_path / "checkpoints"), None).ratio == 1.0
 
     @pytest.mark.parametrize(
         "run_yaml", [None, "", "train: 3", "train:\n  data: 3", "{", "train:\n  data: {}\n"]
@@ -400,4 +401,4 @@ class TestRunCoverage:
         record = "train:\n  data:\n    data_path: DATA\n"
         assert self.run(tmp_path, record, frequencies=False) is None
         (tmp_path / "data" / "token_freq.pt").write_bytes(b"broken")
-        assert run_coverage(tmp_path / "checkpoints", self.OFFSETS) is None
+        assert run_coverage(frequencies_file(tmp_path / "checkpoints"), self.OFFSETS) is None

@@ -13,11 +13,10 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from eagle3_export.errors import CheckpointError, Eagle3ExportError, ExportInvalidError
+from eagle3_export.errors import CheckpointError, Eagle3ExportError, ExportInvalidError, invalid_export
 from eagle3_export.sglang.config import read_exported_draft, translate_config
 from eagle3_export.speculators_format.checkpoint import read_checkpoint
 from eagle3_export.speculators_format.draft import parse_draft
-from eagle3_export.speculators_format.fields import EXPORT
 from eagle3_export.speculators_format.run_files import find_checkpoints
 from eagle3_export.speculators_format.tensors import check_layout, expected_shapes, unwrap_names
 from eagle3_export.speculators_format.training_state import TrainingState
@@ -535,11 +534,11 @@ def test_an_export_is_not_called_a_checkpoint(tmp_path: Path) -> None:
     entries = {name: source.entry for name, source in checkpoint.tensors.items()}
     del entries["fc.weight"]
     with pytest.raises(ExportInvalidError, match=r"fc\.weight is missing") as refusal:
-        check_layout(checkpoint.draft, entries, "export", EXPORT)
+        check_layout(checkpoint.draft, entries, "export", invalid_export)
     assert refusal.value.remedy == "Export the checkpoint again."
     tensors = {name: source for name, source in checkpoint.tensors.items() if name != "t2d"}
     with pytest.raises(ExportInvalidError, match="t2d is missing"):
-        check_vocabulary(checkpoint.draft, tensors, "export", EXPORT)
+        check_vocabulary(checkpoint.draft, tensors, "export", invalid_export)
 
 
 def test_the_table_of_tensors_is_what_speculators_writes() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from eagle3_export.errors import CheckpointError
 from eagle3_export.export import export_checkpoint
+from eagle3_export.speculators_format.run_files import frequencies_file
 from eagle3_export.speculators_format.token_frequencies import read_token_frequencies, run_coverage
 from tests.support.drafts import write_checkpoint
 
@@ -54,7 +55,7 @@ def test_damaged_archives_raise_our_error_and_cost_one_number(
         read_token_frequencies(directory / "token_freq.pt")
     except CheckpointError as error:
         assert "token frequencies" in error.what
-    run_coverage(directory, [0, 1, 2])
+    run_coverage(frequencies_file(directory), [0, 1, 2])
 
 
 @pytest.mark.parametrize("name", ["DEFLATED", "BZIP2", "LZMA"])
@@ -79,5 +80,5 @@ def test_relative_data_paths_count_from_where_the_training_ran(
         "train:\n  data:\n    data_path: ./data\n  trainer:\n    save_path: runs/a\n"
     )
     monkeypatch.chdir(tmp_path)
-    coverage = run_coverage(run, [0] * 1000)
+    coverage = run_coverage(frequencies_file(run), [0] * 1000)
     assert coverage is not None and coverage.ratio == 0.25
