@@ -19,7 +19,7 @@ from eagle3_export.output_directory import add_estimate
 from eagle3_export.run_identity import is_export_of, require_export_of
 from eagle3_export.speculators_format.checkpoint import Checkpoint, read_checkpoint
 from eagle3_export.speculators_format.run_files import RUN_FILE, places_of, run_settings
-from eagle3_export.storage.faults import expanded, shown
+from eagle3_export.storage.faults import expanded, os_errors, shown
 from eagle3_export.training.interrupts import deferred_interrupts
 
 if TYPE_CHECKING:
@@ -68,16 +68,16 @@ class Beginning:
     Attributes:
         data: what is walked.
         why: of the choice of data, in words.
-        export: where the number will go; None where there is no export of the checkpoint.
         device: that the draft runs on, as torch calls it.
         num_steps: how many steps a chain has.
+        export: where the number will go; None where there is no export of the checkpoint.
     """
 
     data: ReplayedData
     why: str
-    export: Path | None
     device: str
     num_steps: int
+    export: Path | None
 
 
 @dataclass(frozen=True)
@@ -137,32 +137,66 @@ def estimate_checkpoint(
         print(estimate.acceptance.estimated_acceptance_length, estimate.acceptance.replay.documents)
         ```
     """
-    from eagle3_export.training import offline_data, saved_draft
+    from eagle3_export.training.saved_draft import quiet, require_trainer
 
     _require_in_range(num_steps, limit)
     read = read_checkpoint(expanded(checkpoint))
-    target = export_of(read, export)
-    saved_draft.require_trainer()
-    with saved_draft.quiet():
-        save_path = read.directory.parent
-        recorded = run_settings(save_path)
-        settings, device = saved_draft.trainers_settings(recorded), saved_draft.chosen_device()
-        if device.type == "cpu":
-            settings["hidden_states_dtype"] = "float32"  # few CPUs are fast at anything else
-        chosen = offline_data.choose_data(
-            None if data is None else expanded(data), save_path, recorded, settings
+    saved, target = _saved(read), export_of(read, export)
+    require_trainer()
+
+    def tell(data: ReplayedData, why: str, device: str, trained: int) -> None:
+        begin(Beginning(data, why, device, trained, target))
+
+    with quiet():
+        rows, metrics, replayed = _replay(
+            read,
+            None if data is None else expanded(data),
+            num_steps,
+            limit,
+            tell,
+            progress,
         )
-        rows = offline_data.OfflineData(chosen, read.draft, settings, limit)
-        trained = read.draft.ttt_steps or int(settings["ttt_steps"])
-        begin(Beginning(rows.record(), chosen.why, target, str(device), trained))
-        model = saved_draft.load_draft(read, device, settings)
-        dense = saved_draft.attention_on(device) != saved_draft.FLEX
-        loader = rows.loader(read.draft.hidden_size, len(model.target_layer_ids), dense_masks=dense)
-        told = _Teller(loader, trained, progress)
-        metrics, replayed = saved_draft.Validation(model, loader, device, settings, trained).run(
-            _epoch(read), num_steps, told
+    if _saved(read) != saved:
+        raise EstimateError(
+            f"{shown(read.directory)} was saved again while it was replayed; nothing was written.",
+            why="The number is of the earlier weights.",
+            remedy="Run it again, best when the training has ended.",
         )
     return _written(read, target, rows, metrics, replayed)
+
+
+def _replay(
+    checkpoint: Checkpoint,
+    data: Path | None,
+    num_steps: int | None,
+    limit: int | None,
+    begin: Callable[[ReplayedData, str, str, int], None],
+    progress: Callable[[Progress], None],
+) -> tuple[OfflineData, dict[str, float], Replayed]:
+    """Runs the draft over the text; the metrics are those of the trainer's own validation."""
+    from eagle3_export.training import offline_data, saved_draft
+
+    save_path, draft = checkpoint.directory.parent, checkpoint.draft
+    recorded = run_settings(save_path)
+    settings, device = saved_draft.trainers_settings(recorded), saved_draft.chosen_device()
+    if device.type == "cpu":
+        settings["hidden_states_dtype"] = "float32"  # few CPUs are fast at anything else
+    chosen = offline_data.choose_data(data, save_path, recorded, settings)
+    rows = offline_data.OfflineData(chosen, draft, settings, limit)
+    trained = draft.ttt_steps or int(settings["ttt_steps"])
+    begin(rows.record, chosen.why, str(device), trained)
+    model = saved_draft.load_draft(checkpoint, device, settings)
+    dense = saved_draft.attention_on(device) != saved_draft.FLEX
+    loader = rows.loader(draft.hidden_size, len(model.target_layer_ids), dense_masks=dense)
+    validation = saved_draft.Validation(model, loader, device, settings, trained)
+    return rows, *validation.run(_epoch(checkpoint), num_steps, _Teller(loader, trained, progress))
+
+
+def _saved(checkpoint: Checkpoint) -> list[tuple[int, int, int]]:
+    """What changes when the weights are saved again."""
+    paths = sorted({source.file.path for source in checkpoint.tensors.values()})
+    with os_errors("Reading", checkpoint.directory):
+        return [(found.st_ino, found.st_size, found.st_mtime_ns) for found in (path.stat() for path in paths)]
 
 
 def _require_in_range(num_steps: int | None, limit: int | None) -> None:
@@ -201,7 +235,7 @@ def _written(
     metrics: Mapping[str, Any],
     replayed: Replayed,
 ) -> CheckpointEstimate:
-    replay = replayed.record(rows.record())
+    replay = replayed.record(rows.record)
     if replay is None:
         raise EstimateError(
             f"{shown(rows.chosen.path)} could not be replayed: {replayed.reason}",

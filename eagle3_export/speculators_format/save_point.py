@@ -13,6 +13,7 @@ from eagle3_export.speculators_format.run_files import INTERRUPTED, VAL_METRICS_
 
 NOT_WRITTEN = (
     "The checkpoint has no val_metrics.json: the trainer writes it only for an epoch that becomes the best."
+    " `eagle3-export estimate` validates it afterwards."
 )
 OLDER_THAN_WEIGHTS = "val_metrics.json is older than the weights: it belongs to an earlier save."
 MID_EPOCH = "Saved in the middle of an epoch: the trainer validates at its end."

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +19,9 @@ from eagle3_export.errors import EstimateError, UsageError
 from eagle3_export.estimates.replay import ReplayedData
 from eagle3_export.speculators_format.run_files import places_of
 from eagle3_export.storage.faults import resolved, shown
+from eagle3_export.training.hidden_states import CheckedStates
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from eagle3_export.speculators_format.draft import Draft
 
 # Positions in a batch where attention has dense masks, if no document is longer.
@@ -139,7 +139,7 @@ class OfflineData:
 
         self.chosen, self._limit = chosen, limit
         self._sequence = int(settings["total_seq_len"])
-        self._transfer = _CheckedTransfer(_transfer(chosen, settings), draft)
+        self._transfer = CheckedStates(_transfer(chosen, settings), draft)
         transfer: Any = self._transfer
         share = float(settings["train_data_ratio"])
         self._require_rows(share)
@@ -221,8 +221,9 @@ class OfflineData:
             preprocess=shift_batch,
         )
 
+    @cached_property
     def record(self) -> ReplayedData:
-        """Returns what a document says of these data."""
+        """What a document says of these data."""
         return ReplayedData(
             path=shown(resolved(self.chosen.path)),
             first_row=self._numbers()[0],
@@ -261,55 +262,3 @@ def _transfer(chosen: ChosenData, settings: Mapping[str, Any]) -> Any:
         if isinstance(transfer, FileTransfer):
             return transfer
     return FileTransfer(chosen.path / "hidden_states")
-
-
-class _CheckedTransfer:
-    """Reads the hidden states of a row, and refuses those that cannot be of the draft's verifier."""
-
-    def __init__(self, transfer: Any, draft: Draft) -> None:
-        self._transfer, self._draft = transfer, draft
-        self.text_of: Callable[[int], Any] | None = None
-
-    def file(self, row: int) -> Path:
-        return Path(self._transfer.hidden_states_path) / f"hs_{row}.safetensors"
-
-    def has(self, row: int) -> bool:
-        return self.file(row).exists()
-
-    def get_cached(self, row: int) -> dict[str, Tensor] | None:
-        try:
-            found: dict[str, Tensor] | None = self._transfer.get_cached(row)
-        except Exception as error:  # of safetensors, or of a lock that its writer left
-            raise EstimateError(
-                f"{shown(self.file(row))} cannot be read: {type(error).__name__}: {error}.",
-                why="It was cut short or written over.",
-                remedy="Have its row's hidden states written again.",
-            ) from error
-        if found is not None:
-            problem = next(self._problems(row, found), None)
-            if problem is not None:
-                raise EstimateError(
-                    f"{shown(self.file(row))} {problem}.",
-                    why="It was written for another verifier, or for other layers of it.",
-                    remedy="Name data of the verifier that the draft was trained for.",
-                )
-        return found
-
-    def _problems(self, row: int, found: Mapping[str, Tensor]) -> Iterator[str]:
-        missing = [name for name in ("token_ids", "hidden_states") if name not in found]
-        if missing:
-            yield f"holds no {' and no '.join(missing)}"
-            return
-        ids, states, draft = found["token_ids"], found["hidden_states"], self._draft
-        layers = len(draft.aux_layer_ids or (0, 0, 0)) + 1
-        if states.ndim != 3 or ids.ndim != 1 or len(ids) != len(states):
-            yield f"holds hidden states {list(states.shape)} for token ids {list(ids.shape)}"
-            return
-        if states.shape[2] != draft.hidden_size:
-            yield f"has hidden size {states.shape[2]}, the draft {draft.hidden_size}"
-        if states.shape[1] != layers:
-            yield f"holds {states.shape[1]} hidden states a token, the draft reads {layers}"
-        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < draft.vocab_size:
-            yield f"has token {int(ids.max())}, the draft's vocabulary {draft.vocab_size} words"
-        if self.text_of is not None and ids.tolist() != self.text_of(row).tolist():
-            yield "holds other tokens than its row of the data set"

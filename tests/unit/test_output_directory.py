@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from eagle3_export.config import ExportConfig
 from eagle3_export.convert import convert_run
+from eagle3_export.documents.json_files import read_metadata
 from eagle3_export.errors import ExportInvalidError
-from eagle3_export.export import prepare_export
-from eagle3_export.output_directory import OutputDirectory, add_measurement, locate_export
+from eagle3_export.estimates.replay import DepthCounts, Replay, ReplayCounts, ReplayedData, replay_record
+from eagle3_export.export import export_checkpoint, prepare_export
+from eagle3_export.output_directory import OutputDirectory, add_estimate, add_measurement, locate_export
 from eagle3_export.speculators_format.checkpoint import read_checkpoint
 from tests.support.documents import measurement
 from tests.support.drafts import METRICS, save_epoch
@@ -90,3 +93,55 @@ def test_numbers_that_come_later_do_not_move_latest(tmp_path: Path) -> None:
         assert (output.path / "latest").readlink() == Path("1")
     add_measurement(tmp_path / "out" / "0", measurement())
     assert (tmp_path / "out" / "latest").readlink() == Path("1")
+
+
+def replay(accepted: int, *, digest: str = "sha256:a", of_the_run: bool = True) -> Replay:
+    """Of 100 verify steps with one draft each, of which so many were right."""
+    counts = ReplayCounts(1, {1: DepthCounts([100 - accepted, accepted], documents=1)}, documents=1, spans=1)
+    return replay_record(counts, data=ReplayedData("/data", 0, 1, 0, None, of_the_run, digest))
+
+
+def index_of(output: Path) -> dict[str, Any]:
+    return json.loads((output / "index.json").read_text())
+
+
+def test_an_estimate_moves_best_among_what_it_can_be_compared_with(exported: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for name, accepted in (("0", 80), ("1", 60)):
+        metadata = add_estimate(exported / name, read_checkpoint(run / name), METRICS, replay(accepted))
+        assert metadata.acceptance.source == "estimate"
+        assert metadata.estimated_acceptance_length == pytest.approx(1 + accepted / 100)
+        assert f"**{1 + accepted / 100:.2f}**" in (exported / name / "README.md").read_text()
+    assert (exported / "best").readlink() == Path("0")
+    assert (index_of(exported)["best"], index_of(exported)["latest"]) == ("0", "1")
+    # A third export, replayed on easier text, is not the best one.
+    save_epoch(run / "2", seed=2, epoch=2)
+    convert_run(run, exported, ExportConfig())
+    add_estimate(
+        exported / "2", read_checkpoint(run / "2"), METRICS, replay(99, digest="sha256:b", of_the_run=False)
+    )
+    assert index_of(exported)["best"] == "0"
+
+
+def test_an_estimate_is_written_while_a_run_exports_there(exported: Path, tmp_path: Path) -> None:
+    """The run holds the directory for as long as it trains; its next export refreshes the index."""
+    with OutputDirectory(exported, tmp_path / "run"):
+        add_estimate(exported / "0", read_checkpoint(tmp_path / "run" / "0"), METRICS, replay(80))
+    assert read_metadata(exported / "0").estimated_acceptance_length == pytest.approx(1.8)
+    with OutputDirectory(exported, tmp_path / "run") as output:
+        output.refresh()
+    assert index_of(exported)["exports"][0]["estimated_acceptance_length"] == pytest.approx(1.8)
+
+
+def test_an_estimate_of_other_weights_is_refused_and_nothing_written(exported: Path, tmp_path: Path) -> None:
+    before = {path: path.read_bytes() for path in exported.rglob("*") if path.is_file()}
+    with pytest.raises(ExportInvalidError, match="not of"):
+        add_estimate(exported / "0", read_checkpoint(tmp_path / "run" / "1"), METRICS, replay(80))
+    assert {path: path.read_bytes() for path in exported.rglob("*") if path.is_file()} == before
+
+
+def test_beside_a_lone_export_no_index_appears(tmp_path: Path) -> None:
+    checkpoint = save_epoch(tmp_path / "run" / "0")
+    export = export_checkpoint(checkpoint, tmp_path / "exports" / "mine").directory
+    add_estimate(export, read_checkpoint(checkpoint), METRICS, replay(80))
+    assert [path.name for path in export.parent.iterdir()] == ["mine"]

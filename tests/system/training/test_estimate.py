@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from eagle3_export import EstimateError, ExportInvalidError, UsageError, estimate_checkpoint
+from eagle3_export import (
+    CheckpointError,
+    EstimateError,
+    ExportInvalidError,
+    UsageError,
+    estimate_checkpoint,
+)
 from eagle3_export.cli import app
+from eagle3_export.estimate import Beginning, Progress
 from tests.support.training.checks import metadata, output_of
-from tests.support.training.recorder import train
+from tests.support.training.recorder import recording, train
 from tests.support.training.tiny_world import TinyWorld, in_float32, make_data, make_verifier
 
 # until some drafts are right
@@ -175,6 +183,11 @@ def test_what_does_not_fit_is_refused_and_nothing_written(
     refused(EstimateError, "hs_0.safetensors cannot be read", checkpoint, data["short"])
     refused(EstimateError, "no hidden states for rows 0 to 1", checkpoint, data["lost"])
     refused(EstimateError, "holds other tokens than its row", checkpoint, data["mixed"])
+    rewrite(names[0], hidden_states=lambda states: states * float("nan"))
+    refused(EstimateError, "hs_0.safetensors holds NaN or infinity", checkpoint, data["mixed"])
+    rewrite(names[1], hidden_states=lambda states: states[:, 1:].contiguous())
+    names[0].unlink()
+    refused(EstimateError, "holds 3 hidden states a token, the draft reads 4", checkpoint, data["mixed"])
     refused(UsageError, "is not there", checkpoint, tmp_path / "nowhere")
     refused(UsageError, "holds no data set", checkpoint, world.verifier)
     refused(UsageError, "no run.yaml beside", shutil.copytree(checkpoint, tmp_path / "alone" / "0"))
@@ -187,6 +200,13 @@ def test_what_does_not_fit_is_refused_and_nothing_written(
     )
     assert {path: path.read_bytes() for path in before} == before
     assert command(export).exit_code == 2
+
+
+def rewrite(path: Path, **changes: Callable[[Any], Any]) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(path)
+    save_file({name: changes.get(name, lambda same: same)(tensor) for name, tensor in tensors.items()}, path)
 
 
 def changed(export: Path, tmp_path: Path) -> Path:
@@ -214,3 +234,92 @@ def test_rows_without_hidden_states_are_left_out_and_counted(
     (copied / "run.yaml").write_text(run.replace("on_missing: raise", "on_missing: skip"))
     found = estimate_checkpoint(copied / "0")
     assert found.acceptance.replay.data.run_validation is True  # type: ignore[union-attr]
+
+
+def edited(checkpoint: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    change(config["speculators_config"]["verifier"])
+    (checkpoint / "config.json").write_text(json.dumps(config))
+
+
+def test_without_its_verifier_it_is_refused(copied: Path, tmp_path: Path) -> None:
+    checkpoint = copied / "0"
+    edited(checkpoint, lambda verifier: verifier.update(name_or_path=str(tmp_path / "gone")))
+    refused(CheckpointError, "The verifier .*gone is not there; tried", checkpoint)
+    edited(checkpoint, lambda verifier: verifier.update(name_or_path=None))
+    refused(CheckpointError, "names no verifier", checkpoint)
+
+
+def test_no_code_of_a_verifier_is_run(copied: Path, world: TinyWorld, tmp_path: Path) -> None:
+    verifier = Path(shutil.copytree(world.verifier, tmp_path / "own-code"))
+    config = json.loads((verifier / "config.json").read_text())
+    config |= {"model_type": "own", "auto_map": {"AutoConfig": "configuration_own.OwnConfig"}}
+    (verifier / "config.json").write_text(json.dumps(config))
+    (verifier / "configuration_own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    edited(copied / "0", lambda found: found.update(name_or_path=str(verifier)))
+    refused(CheckpointError, "cannot be loaded by speculators", copied / "0")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_text_without_responses_is_refused(copied: Path, world: TinyWorld, tmp_path: Path) -> None:
+    from datasets import load_from_disk
+
+    data = Path(shutil.copytree(world.data, tmp_path / "silent", ignore=shutil.ignore_patterns("*.arrow")))
+    rows = load_from_disk(str(world.data)).map(lambda row: {"loss_mask": [0] * len(row["loss_mask"])})
+    rows.save_to_disk(data)
+    refused(EstimateError, "no response of two tokens", copied / "0", data)
+
+
+def test_an_interrupt_leaves_everything_as_it_was(
+    copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("eagle3_export.cli.estimating._announce", interrupt)
+    done = command(copied / "0")
+    assert (done.exit_code, done.stdout) == (130, "")
+    assert "nothing is half-written" in done.stderr
+    with pytest.raises(KeyboardInterrupt):
+        estimate_checkpoint(copied / "0", progress=interrupt)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_checkpoint_that_is_saved_again_meanwhile_is_refused(copied: Path) -> None:
+    weights = copied / "0" / "model.safetensors"
+
+    def save_again(_: Any) -> None:
+        again = weights.with_name("again")
+        again.write_bytes(weights.read_bytes())
+        again.rename(weights)
+
+    refused(EstimateError, "was saved again while it was replayed", copied / "0", progress=save_again)
+    assert metadata(output_of(copied) / "0")["acceptance"]["source"] == "validation"
+
+
+def test_progress_is_told_batch_by_batch(copied: Path) -> None:
+    seen: list[Progress] = []
+    begun: list[Beginning] = []
+    found = estimate_checkpoint(copied / "0", begin=begun.append, progress=seen.append)
+    assert [(told.documents, told.total) for told in seen] == [(8, 16), (16, 16)]
+    assert seen[-1].acceptance_length == found.acceptance.estimated_acceptance_length
+    assert (begun[0].data.documents, begun[0].num_steps, begun[0].device) == (16, 3, "cpu")
+
+
+def test_dashboards_of_this_process_hear_nothing(copied: Path) -> None:
+    with recording() as records:
+        estimate_checkpoint(copied / "0")
+    assert records.validations == {}
+
+
+def test_the_mask_of_eager_attention_is_never_used(world: TinyWorld, tmp_path: Path) -> None:
+    """Up to speculators 0.8.1 it shows later positions, so drafts seem better; sdpa says what they are worth."""
+    save_path = tmp_path / "eager"
+    assert train(world, save_path, epochs=1, draft_attn_impl="eager")[0] == 0
+    estimates = [estimate_checkpoint(save_path / "0").acceptance]
+    run = save_path / "run.yaml"
+    run.write_text(run.read_text().replace("draft_attn_impl: eager", "draft_attn_impl: sdpa"))
+    estimates.append(estimate_checkpoint(save_path / "0").acceptance)
+    assert estimates[0] == estimates[1]
