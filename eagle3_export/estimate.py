@@ -187,7 +187,7 @@ def _replay(
     begin(rows.record, chosen.why, str(device), trained)
     model = saved_draft.load_draft(checkpoint, device, settings)
     dense = saved_draft.attention_on(device) != saved_draft.FLEX
-    loader = rows.loader(draft.hidden_size, len(model.target_layer_ids), dense_masks=dense)
+    loader = rows.loader(dense_masks=dense)
     validation = saved_draft.Validation(model, loader, device, settings, trained)
     return rows, *validation.run(_epoch(checkpoint), num_steps, _Teller(loader, trained, progress))
 

@@ -21,6 +21,7 @@ import torch
 
 from eagle3_export.numeric.compare import RESULT_PREFIX
 from eagle3_export.numeric.kernels import NoKernels, PlainAttention
+from eagle3_export.numeric.trained_model import trained_model
 from eagle3_export.ports import free_port
 from eagle3_export.speculators_format.checkpoint import read_checkpoint
 
@@ -89,23 +90,7 @@ def random_inputs(trained: Any, length: int) -> tuple[torch.Tensor, torch.Tensor
 
 def load_trained(source: Path) -> Any:
     """Speculators' `Eagle3DraftModel` in float32, with the checkpoint's tensors."""
-    from safetensors import safe_open
-    from speculators import SpeculatorModelConfig
-    from speculators.models.eagle3 import Eagle3DraftModel
-
-    checkpoint = read_checkpoint(source)
-    config: Any = SpeculatorModelConfig.from_pretrained(str(checkpoint.directory))
-    config.transformer_layer_config._attn_implementation = "eager"
-    model = Eagle3DraftModel(config).float().eval()
-    state = {}
-    for name, tensor in checkpoint.tensors.items():
-        with safe_open(str(tensor.file.path), framework="pt") as file:
-            state[name] = file.get_tensor(tensor.entry.name)
-    missing, unexpected = model.load_state_dict(state, strict=False)
-    unfilled = [name for name in missing if not name.startswith("verifier_")]
-    if unfilled or unexpected:
-        raise ValueError(f"the checkpoint leaves {unfilled} unfilled and has unknown {list(unexpected)}")
-    return model
+    return trained_model(read_checkpoint(source), "eager")
 
 
 def trained_logits(

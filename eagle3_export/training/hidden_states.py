@@ -70,7 +70,7 @@ class CheckedStates:
             yield f"holds no {' and no '.join(missing)}"
             return
         ids, states, draft = found["token_ids"], found["hidden_states"], self._draft
-        layers = len(draft.aux_layer_ids or (0, 0, 0)) + 1
+        layers = draft.num_aux_layers + 1
         if states.ndim != 3 or ids.ndim != 1 or len(ids) != len(states):
             yield f"holds hidden states {list(states.shape)} for token ids {list(ids.shape)}"
             return

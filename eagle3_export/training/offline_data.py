@@ -137,7 +137,7 @@ class OfflineData:
         import torch
         from speculators.train.data import ArrowDataset
 
-        self.chosen, self._limit = chosen, limit
+        self.chosen, self._draft, self._limit = chosen, draft, limit
         self._sequence = int(settings["total_seq_len"])
         self._transfer = CheckedStates(_transfer(chosen, settings), draft)
         transfer: Any = self._transfer
@@ -195,12 +195,10 @@ class OfflineData:
         first = int(self.dataset.start_file_idx)
         return range(first, first + len(self.dataset.data))
 
-    def loader(self, hidden_size: int, aux_layers: int, *, dense_masks: bool) -> Any:
+    def loader(self, *, dense_masks: bool) -> Any:
         """Returns speculators' own loader over the rows.
 
         Args:
-            hidden_size: of the draft.
-            aux_layers: how many hidden states of the verifier the draft reads.
             dense_masks: attention costs time and memory by the square of a batch's length.
         """
         from speculators.models.eagle3.data import shift_batch
@@ -215,9 +213,9 @@ class OfflineData:
         return dataloader._setup_dataloader(
             self.dataset,
             length,
-            hidden_size,
+            self._draft.hidden_size,
             num_workers=0,
-            num_target_layers=aux_layers,
+            num_target_layers=self._draft.num_aux_layers,
             preprocess=shift_batch,
         )
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from eagle3_export.dashboards import METRIC_LOGGER
 from eagle3_export.errors import CheckpointError, EstimateError, UsageError
+from eagle3_export.numeric.trained_model import trained_model
 from eagle3_export.speculators_format.run_files import is_hub_id
 from eagle3_export.speculators_format.verifier import find_verifier
 from eagle3_export.storage.faults import shown
@@ -109,8 +110,6 @@ def load_draft(checkpoint: Checkpoint, device: Device, settings: Mapping[str, An
     Raises:
         CheckpointError: it cannot be loaded, or the verifier's embedding, head and norm cannot.
     """
-    import torch
-    from speculators.models.eagle3.core import Eagle3DraftModel
     from speculators.models.eagle3.rotary_partial import install_partial_neox_rotary
 
     if not settings["draft_mrope_full_head_hack"]:
@@ -118,16 +117,8 @@ def load_draft(checkpoint: Checkpoint, device: Device, settings: Mapping[str, An
     verifier = _verifier_of(checkpoint)
     try:
         with _no_remote_code():
-            config = Eagle3DraftModel.config_class.from_pretrained(os.fspath(checkpoint.directory))
-            config.transformer_layer_config._attn_implementation = attention_on(device)
-            config.speculators_config.verifier.name_or_path = verifier
-            config.dtype = (
-                torch.float32
-            )  # from the start, or the verifier's head would be rounded to bfloat16
-            model = Eagle3DraftModel.from_pretrained(
-                os.fspath(checkpoint.directory), config=config, use_safetensors=True, local_files_only=True
-            )
-        model.to(device).eval()
+            model = trained_model(checkpoint, attention_on(device), verifier=verifier)
+        model.to(device)
     except Exception as error:  # of many libraries
         raise CheckpointError(
             f"{shown(checkpoint.directory)} cannot be loaded by speculators, with the verifier {verifier}:"
