@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +21,13 @@ from eagle3_export.documents.files import (
     is_export,
     is_index,
 )
-from eagle3_export.documents.index import build_index, choose_best, in_training_order, with_lines
+from eagle3_export.documents.index import (
+    BY_TRAINING,
+    best_of,
+    build_index,
+    in_training_order,
+    with_lines,
+)
 from eagle3_export.documents.json_files import read_index, read_metadata, to_json
 from eagle3_export.documents.metadata import NOT_VALIDATED, with_measurement, with_metrics
 from eagle3_export.documents.schema import ExportIndex, ExportMetadata, Measurement, RunRecord
@@ -36,6 +42,7 @@ from eagle3_export.published import (
     replace_documents,
     run_of,
     stamp,
+    stamp_of,
 )
 from eagle3_export.run_identity import (
     belongs_to,
@@ -120,7 +127,7 @@ class OutputDirectory:
         self._held = ExitStack()
         self._told: set[str] = set()
         self._newest: str | None = None
-        # Of the index that was written last.
+        # Of the index as this exporter wrote it; None where it has not, or others have changed documents since.
         self._index_stamp: Stamp | None = None
 
     @classmethod
@@ -149,6 +156,7 @@ class OutputDirectory:
             else:
                 for path in clean_leftovers(self.path, (export.directory for export in self._all_exports())):
                     logger.info("Cleaned up what a killed export had left: %s", shown(path))
+            self._index_stamp = None
             self.run = self._identify()
             self._fresh = False  # what is here from now on is its own
             self._held = opening.pop_all()
@@ -253,18 +261,16 @@ class OutputDirectory:
         epochs = {checkpoint.name: epoch_of(checkpoint.name) for checkpoint in checkpoints}
         return set(outdated(epochs, self._keep_last))
 
-    def _all_exports(self) -> list[Exported]:
-        return list(published_exports(self.path, self._told))
+    def _all_exports(self, changed: Collection[str] | None = None) -> list[Exported]:
+        return list(published_exports(self.path, self._told, changed=changed))
 
-    def _own_exports(self) -> list[Exported]:
-        exports = self._all_exports()
+    def _own_exports(self, changed: Collection[str] | None = None) -> list[Exported]:
+        exports = self._all_exports(changed)
         if self.run is None:
             return exports
-        own = []
-        for export in exports:
-            if belongs_to(export, self.run):
-                own.append(export)
-            else:
+        own = [export for export in exports if belongs_to(export, self.run)]
+        for export in exports if len(own) < len(exports) else ():
+            if not belongs_to(export, self.run):
                 where = shown(export.directory)
                 self._tell_once(f"{where} is of another run, {export.save_path}: it is left alone")
         return own
@@ -321,7 +327,7 @@ class OutputDirectory:
             self._require_free(name, replace)
             publish_directory(staged, final, replace=True)
         if self._indexed:
-            self.refresh(latest=name if latest else None)
+            self.refresh(latest=name if latest else None, changed=name)
 
     def _require_free(self, name: str, replace: bool) -> None:
         """Lets only an export of this run that holds nothing else be replaced, or an empty directory."""
@@ -384,28 +390,34 @@ class OutputDirectory:
             no_replay=no_replay,
         )
         replace_documents(self.path / name, metadata)
-        self.refresh()
+        self.refresh(changed=name)
         return metadata
 
-    def refresh(self, *, latest: str | None = None) -> ExportIndex:
-        """Brings the index up to date, then the pointers, and prunes. Costs one document for each export that changed.
+    def refresh(self, *, latest: str | None = None, changed: str | None = None) -> ExportIndex:
+        """Brings the index up to date, then the pointers, and prunes.
 
         Args:
             latest: name of the export published last; None takes the one that was named before, or else the one that
                 training saved last. A save that an interrupt cut short knows no step, so its place is not known.
+            changed: the only export whose documents this exporter has changed since it wrote the index. Those of the
+                others are then not looked at, unless somebody else has changed some (`tell_exporter`). None, and the
+                first time in any case, looks at all of them.
 
         Raises:
             StorageError: the index could not be written, or an old export not be removed.
         """
-        exports = {export.metadata.name: export for export in self._own_exports()}
-        best = choose_best([export.metadata for export in exports.values()])
-        ordered = in_training_order([export.metadata for export in exports.values()])
+        found = stamp(self.path / INDEX_FILE)
+        known = self._index_stamp is not None and found == self._index_stamp
+        one = (changed,) if changed is not None and known else None
+        exports = {export.metadata.name: export for export in self._own_exports(one)}
+        best = best_of([export.candidate for export in exports.values()])
+        ordered = [at.name for at in sorted((e.candidate for e in exports.values()), key=BY_TRAINING)]
         self._newest = shown(latest) if latest is not None else self._newest
-        newest = self._newest if self._newest in exports else ordered[-1].name if ordered else None
+        newest = self._newest if self._newest in exports else ordered[-1] if ordered else None
         gone = self._outdated(exports, {name for name in (newest, best) if name is not None})
-        left = [metadata for metadata in ordered if metadata.name not in gone]
+        lines = [exports[name].index_line for name in ordered if name not in gone]
         index = build_index([], run=self.run, latest=newest, best=best)
-        self._write_index(with_lines(index, [exports[metadata.name].index_line for metadata in left]))
+        self._write_index(with_lines(index, lines), found)
         for pointer, target in ((LATEST, newest), (BEST, best)):
             if target in exports:
                 self._point(pointer, exports[target].directory.name)
@@ -413,15 +425,17 @@ class OutputDirectory:
             discard_directory(exports[name].directory)
         return index
 
-    def _write_index(self, content: bytes) -> None:
+    def _write_index(self, content: bytes, found: Stamp | None) -> None:
+        """Replaces index.json, which looked like `found` before the documents were read."""
         path = self.path / INDEX_FILE
-        if self._index_stamp is None or stamp(path) != self._index_stamp:
+        if self._index_stamp is None or found != self._index_stamp:
             ours = path.is_symlink() or is_index(path) or _is_empty(path)
             if os.path.lexists(path) and not ours:
                 self._tell_once(f"{shown(path)} is no index of ours and stays; move it away to get one")
                 return
-        replace_file(path, content)
-        self._index_stamp = stamp(path)
+        untouched = stamp(path) == found
+        written = replace_file(path, content)
+        self._index_stamp = stamp_of(written) if untouched else None
 
     def _point(self, pointer: str, target: str) -> None:
         """Moves a pointer. One that cannot be made costs no export: index.json says the same."""
@@ -519,7 +533,20 @@ def _change_documents(export: Path, change: Callable[[ExportMetadata], ExportMet
             output.refresh(latest=read_index(output.path).latest)
             return metadata
     except OutputBusyError:
-        return replace()  # the run that exports there refreshes the index with its next export
+        metadata = replace()
+        tell_exporter(export.parent)
+        return metadata
+
+
+def tell_exporter(output_dir: Path) -> None:
+    """Tells the exporter that holds the directory's lock that documents of exports there have changed.
+
+    It updates the index with its next export, and looks at all documents then because index.json has another time.
+    """
+    try:
+        os.utime(output_dir / INDEX_FILE, follow_symlinks=False)
+    except OSError as error:
+        logger.warning("%s will not show this before it is made anew: %s", shown(output_dir / INDEX_FILE), error)
 
 
 def _is_empty(path: Path) -> bool:

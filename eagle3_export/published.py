@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 
 from eagle3_export.documents.files import INDEX_FILE, METADATA_FILE, MODEL_CARD_FILE
-from eagle3_export.documents.index import index_line
+from eagle3_export.documents.index import Candidate, index_line
 from eagle3_export.documents.json_files import read_metadata, to_json
 from eagle3_export.documents.model_card import render_model_card
 from eagle3_export.documents.schema import ExportMetadata
@@ -38,9 +38,14 @@ class Exported:
     metadata: ExportMetadata
 
     @cached_property
-    def index_line(self) -> str:
+    def index_line(self) -> bytes:
         """Its entry in index.json."""
         return index_line(self.metadata)
+
+    @cached_property
+    def candidate(self) -> Candidate:
+        """What it is ordered and compared by."""
+        return Candidate.of(self.metadata)
 
     @cached_property
     def save_path(self) -> str:
@@ -65,35 +70,40 @@ def read_exports(output_dir: Path) -> list[ExportMetadata]:
     return [export.metadata for export in published_exports(output_dir, set())]
 
 
-def published_exports(output_dir: Path, told: set[str]) -> Iterator[Exported]:
+def published_exports(
+    output_dir: Path, told: set[str], *, changed: Collection[str] | None = None
+) -> Iterator[Exported]:
     """Yields the exports of a directory by name; a document that has not changed is not read again.
 
     Args:
         output_dir: the directory; none are yielded where it is missing.
         told: what has been said of exports that cannot be read, so that each is named once.
+        changed: names of the exports whose documents have changed since the last call. Those of others are not looked
+            at, except where an export is new. None looks at all.
 
     Raises:
         StorageError: the directory cannot be listed.
     """
-    known, found = _known(os.fspath(output_dir)), dict[str, tuple[Stamp, Exported | str]]()
+    known, names = _known(os.fspath(output_dir)), set[str]()
     with (
         os_errors("Listing the exports in", output_dir),
         suppress(FileNotFoundError),
         _opened(output_dir) as opened,
     ):
         with os.scandir(opened) as entries:
-            names = [e.name for e in entries if e.name[0] != "." and e.is_dir(follow_symlinks=False)]
-        for name in sorted(names):
+            names = {e.name for e in entries if e.name[0] != "." and e.is_dir(follow_symlinks=False)}
+        for name in names if changed is None else (names & set(changed)) | (names - known.keys()):
             try:
-                status = os.stat(f"{name}/{METADATA_FILE}", dir_fd=opened)
+                now = stamp_of(os.stat(f"{name}/{METADATA_FILE}", dir_fd=opened))
             except OSError:
+                known.pop(name, None)
                 continue
-            now = (status.st_ino, status.st_size, status.st_mtime_ns)
-            seen = known.get(name)
-            found[name] = seen if seen is not None and seen[0] == now else (now, _read(output_dir / name))
-    known.clear()
-    known.update(found)
-    for _, export in found.values():
+            if name not in known or known[name][0] != now:
+                known[name] = now, _read(output_dir / name)
+    for name in known.keys() - names:
+        del known[name]
+    for name in sorted(known):
+        _, export = known[name]
         if isinstance(export, Exported):
             yield export
         elif export not in told:
@@ -134,9 +144,13 @@ def replace_documents(export_dir: Path, metadata: ExportMetadata) -> None:
 def stamp(path: Path) -> Stamp | None:
     """What changes when a file does that is replaced by rename; None where there is none."""
     try:
-        status = path.stat()
+        return stamp_of(path.stat())
     except OSError:
         return None
+
+
+def stamp_of(status: os.stat_result) -> Stamp:
+    """The same, of a file whose status is known."""
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from eagle3_export.documents.json_files import utc_now
 from eagle3_export.documents.row import export_row
 from eagle3_export.documents.schema import NOT_RECORDED, ExportIndex, ExportMetadata, IndexEntry, RunRecord
-from eagle3_export.estimates.acceptance import NO_ESTIMATE
-from eagle3_export.estimates.comparison import Basis, comparable_majority
+from eagle3_export.estimates.acceptance import NO_ESTIMATE, AcceptanceEstimate
+from eagle3_export.estimates.comparison import Basis, Kind, kind_of, majority
 from eagle3_export.estimates.reasons import explained
 
 
@@ -48,12 +50,13 @@ def build_index(
     )
 
 
-def index_line(export: ExportMetadata) -> str:
+def index_line(export: ExportMetadata) -> bytes:
     """Returns an export's entry as it stands in index.json: one line of JSON."""
-    return json.dumps(_index_entry(export).model_dump(mode="json"), allow_nan=False, ensure_ascii=False)
+    entry = _index_entry(export).model_dump(mode="json")
+    return b"\n    " + json.dumps(entry, allow_nan=False, ensure_ascii=False).encode()
 
 
-def with_lines(index: ExportIndex, lines: Sequence[str]) -> bytes:
+def with_lines(index: ExportIndex, lines: Sequence[bytes]) -> bytes:
     """Returns index.json with these entries in place of its own.
 
     What index.json costs is to make its entries, so each is made once, by `index_line`, and kept.
@@ -65,38 +68,78 @@ def with_lines(index: ExportIndex, lines: Sequence[str]) -> bytes:
     document = json.dumps(index.model_dump(mode="json"), indent=2, allow_nan=False, ensure_ascii=False)
     # In a string a line break would be written as \\n, so this is the key and nothing else.
     before, after = document.split('\n  "exports": []')
-    entries = ",".join(f"\n    {line}" for line in lines)
     closing = "\n  ]" if lines else "]"
-    return f'{before}\n  "exports": [{entries}{closing}{after}\n'.encode()
+    return b"".join(
+        (f'{before}\n  "exports": ['.encode(), b",".join(lines), f"{closing}{after}\n".encode())
+    )
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What an export is ordered and compared by, had once from its metadata.
+
+    Attributes:
+        name: of the export.
+        order: its place in training; an export that does not know its step comes last.
+        kind: what its estimate may be compared with; None for one that cannot be the best.
+        estimate: of its acceptance length.
+    """
+
+    name: str
+    order: tuple[bool, int, int, str, str]
+    kind: Kind | None
+    estimate: AcceptanceEstimate
+
+    @classmethod
+    def of(cls, export: ExportMetadata) -> Candidate:
+        """Returns what the metadata says of it."""
+        step, estimate = export.global_step, export.acceptance
+        return cls(
+            export.name,
+            (
+                step is None,
+                step or 0,
+                export.epoch if export.epoch is not None else -1,
+                export.created_at,
+                export.name,
+            ),
+            kind_of(estimate) if estimate.source != "training" else None,
+            estimate,
+        )
+
+
+BY_TRAINING = attrgetter("order")
 
 
 def choose_best(exports: Sequence[ExportMetadata]) -> str | None:
+    """Returns the name of the best export, by the rule of `best_of`; None where no export has an estimate."""
+    return best_of([Candidate.of(export) for export in exports])
+
+
+def best_of(candidates: Sequence[Candidate]) -> str | None:
     """Returns the name of the export with the highest estimate from validation, the later one of two that are equal.
 
     Exports are compared only with those whose estimates can be compared: the largest group that was estimated by
     one method, at the shallowest depth that one of the group was trained for.
     """
-    compared = compared_exports(exports)
-    basis = Basis.common([export.acceptance for export in compared])
-    if basis is None:
+    compared = [candidates[at] for at in majority([candidate.kind for candidate in candidates])]
+    if not compared or compared[0].kind is None:
         return None
-    return max(compared, key=lambda e: (basis.length(e.acceptance), _training_order(e))).name
+    basis = Basis.of_kind(compared[0].kind, [candidate.estimate.num_steps for candidate in compared])
+    lengths = [basis.length(candidate.estimate) for candidate in compared]
+    highest = max(lengths)
+    equal = (candidate for candidate, length in zip(compared, lengths, strict=True) if length == highest)
+    return max(equal, key=BY_TRAINING).name
 
 
 def compared_exports(exports: Sequence[ExportMetadata]) -> list[ExportMetadata]:
     """Returns the exports among which the best one is chosen: those whose estimates can be compared."""
-    validated = [export for export in exports if export.acceptance.source != "training"]
-    return [validated[at] for at in comparable_majority([export.acceptance for export in validated])]
+    return [exports[at] for at in majority([Candidate.of(export).kind for export in exports])]
 
 
 def in_training_order(exports: Sequence[ExportMetadata]) -> list[ExportMetadata]:
     """Returns the exports as training saved them; those that do not know their step come last."""
-    return sorted(exports, key=_training_order)
-
-
-def _training_order(export: ExportMetadata) -> tuple[bool, int, int, str]:
-    step = export.global_step
-    return step is None, step or 0, export.epoch if export.epoch is not None else -1, export.created_at
+    return sorted(exports, key=lambda export: Candidate.of(export).order)
 
 
 def _index_entry(export: ExportMetadata) -> IndexEntry:

@@ -17,6 +17,9 @@ from eagle3_export.estimates.acceptance import (
 )
 from eagle3_export.estimates.accuracies import Interval
 
+# Of which text an estimate is, and by which method it was made: two of one kind can be compared.
+Kind = tuple[str, Method]
+
 
 @dataclass(frozen=True, slots=True)
 class Basis:
@@ -39,12 +42,22 @@ class Basis:
         Returns:
             None if there are none, if one of them has no length, or if they differ in text or method.
         """
-        kinds = {_kind(estimate) for estimate in estimates}
+        kinds = {kind_of(estimate) for estimate in estimates}
         if len(kinds) != 1 or None in kinds:
             return None
-        ((text, method),) = (kind for kind in kinds if kind is not None)
-        depths = [estimate.num_steps for estimate in estimates if estimate.num_steps is not None]
-        return cls(text, method, min(depths) if len(depths) == len(estimates) else None)
+        (kind,) = (kind for kind in kinds if kind is not None)
+        return cls.of_kind(kind, [estimate.num_steps for estimate in estimates])
+
+    @classmethod
+    def of_kind(cls, kind: Kind, depths: Sequence[int | None]) -> Basis:
+        """Returns the basis of estimates of one kind.
+
+        Args:
+            kind: of all of them.
+            depths: the `num_steps` of each.
+        """
+        known = [depth for depth in depths if depth is not None]
+        return cls(*kind, min(known) if len(known) == len(depths) else None)
 
     def length(self, estimate: AcceptanceEstimate) -> float:
         """Returns the estimate's acceptance length on this basis, in tokens per verify step.
@@ -82,15 +95,25 @@ def comparable_majority(estimates: Sequence[AcceptanceEstimate]) -> list[int]:
 
     Estimates without a length belong to no group. Of two groups of one size the one that appears first is taken.
     """
-    kinds = [_kind(estimate) for estimate in estimates]
-    counted = Counter(kind for kind in kinds if kind is not None)
+    return majority([kind_of(estimate) for estimate in estimates])
+
+
+def majority(kinds: Sequence[Kind | None]) -> list[int]:
+    """Returns the positions of the most frequent kind; of two as frequent, that of the one that appears first.
+
+    Args:
+        kinds: of some estimates; None belongs to no group.
+    """
+    counted = Counter(kinds)
+    del counted[None]
     if not counted:
         return []
     (chosen, _), *_ = counted.most_common(1)
     return [position for position, kind in enumerate(kinds) if kind == chosen]
 
 
-def _kind(estimate: AcceptanceEstimate) -> tuple[str, Method] | None:
+def kind_of(estimate: AcceptanceEstimate) -> Kind | None:
+    """Returns what an estimate can be compared with, or None where it has no length."""
     if estimate.estimated_acceptance_length is None or estimate.source is None or estimate.method is None:
         return None
     return _text(estimate), estimate.method

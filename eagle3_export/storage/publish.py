@@ -66,8 +66,11 @@ def publish_directory(staged: Path, final: Path, *, replace: bool) -> None:
     let_go(staged)
 
 
-def replace_file(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes) -> os.stat_result:
     """Puts `content` at `path` by rename, synced; a symbolic link there is replaced, not followed.
+
+    Returns:
+        The status of the new file, as it was before others could see it.
 
     Raises:
         StorageError: the file cannot be written; the old one is then untouched.
@@ -80,8 +83,10 @@ def replace_file(path: Path, content: bytes) -> None:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
+                written = os.fstat(file.fileno())
             rename(aside, path)
             sync_directory(path.parent)
+            return written
     except BaseException:
         with suppress(OSError):
             aside.unlink()
