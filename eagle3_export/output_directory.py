@@ -406,7 +406,7 @@ class OutputDirectory:
         Raises:
             StorageError: the index could not be written, or an old export not be removed.
         """
-        found = stamp(self.path / INDEX_FILE)
+        found = stamp(self.path / INDEX_FILE, follow_symlinks=False)
         known = self._index_stamp is not None and found == self._index_stamp
         one = (changed,) if changed is not None and known else None
         exports = {export.metadata.name: export for export in self._own_exports(one)}
@@ -433,7 +433,7 @@ class OutputDirectory:
             if os.path.lexists(path) and not ours:
                 self._tell_once(f"{shown(path)} is no index of ours and stays; move it away to get one")
                 return
-        untouched = stamp(path) == found
+        untouched = stamp(path, follow_symlinks=False) == found
         written = replace_file(path, content)
         self._index_stamp = stamp_of(written) if untouched else None
 
@@ -546,7 +546,9 @@ def tell_exporter(output_dir: Path) -> None:
     try:
         os.utime(output_dir / INDEX_FILE, follow_symlinks=False)
     except OSError as error:
-        logger.warning("%s will not show this before it is made anew: %s", shown(output_dir / INDEX_FILE), error)
+        logger.warning(
+            "%s will not show this before it is made anew: %s", shown(output_dir / INDEX_FILE), error
+        )
 
 
 def _is_empty(path: Path) -> bool:

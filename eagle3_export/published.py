@@ -141,10 +141,10 @@ def replace_documents(export_dir: Path, metadata: ExportMetadata) -> None:
     replace_file(export_dir / MODEL_CARD_FILE, render_model_card(metadata).encode())
 
 
-def stamp(path: Path) -> Stamp | None:
+def stamp(path: Path, *, follow_symlinks: bool = True) -> Stamp | None:
     """What changes when a file does that is replaced by rename; None where there is none."""
     try:
-        return stamp_of(path.stat())
+        return stamp_of(path.stat(follow_symlinks=follow_symlinks))
     except OSError:
         return None
 

@@ -69,9 +69,7 @@ def with_lines(index: ExportIndex, lines: Sequence[bytes]) -> bytes:
     # In a string a line break would be written as \\n, so this is the key and nothing else.
     before, after = document.split('\n  "exports": []')
     closing = "\n  ]" if lines else "]"
-    return b"".join(
-        (f'{before}\n  "exports": ['.encode(), b",".join(lines), f"{closing}{after}\n".encode())
-    )
+    return b"".join((f'{before}\n  "exports": ['.encode(), b",".join(lines), f"{closing}{after}\n".encode()))
 
 
 @dataclass(frozen=True)
