@@ -119,10 +119,13 @@ def with_metrics(
         metrics: the trainer's, None if it turned out that there are none.
         source: where they come from.
         missing_reason: why there are none.
-        replay: the walk over the same text; None keeps the one that the export has.
+        replay: the walk over the same text; None keeps the one that the export has, and if that is of `estimate`, the
+            metrics of the same pass with it.
         no_replay: why there is none.
     """
     acceptance = metadata.acceptance
+    if replay is None and acceptance.replay is not None and acceptance.replay.data is not None:
+        return metadata
     replay = replay or acceptance.replay
     values = _acceptance_values(
         metrics,

@@ -19,13 +19,13 @@ class CheckedStates:
     """Reads the hidden states of a row, and refuses those that cannot be of the draft's verifier.
 
     Attributes:
-        text_of: the tokens of a row in the data set, once that is open.
+        row_of: a row of the data set, once that is open.
     """
 
     def __init__(self, transfer: Any, draft: Draft) -> None:
         """Takes speculators' own reader of the files, and what they must fit."""
         self._transfer, self._draft = transfer, draft
-        self.text_of: Callable[[int], Any] | None = None
+        self.row_of: Callable[[int], Mapping[str, Any]] | None = None
 
     def file(self, row: int) -> Path:
         """Returns the file of a row."""
@@ -85,5 +85,8 @@ class CheckedStates:
         if not found["hidden_states"].isfinite().all():
             yield "holds NaN or infinity"
         ids = found["token_ids"]
-        if self.text_of is not None and ids.tolist() != self.text_of(row).tolist():
+        text = self.row_of(row) if self.row_of is not None else {}
+        if text and ids.tolist() != text["input_ids"].tolist():
             yield "holds other tokens than its row of the data set"
+        if text and len(ids) != len(text["loss_mask"]):
+            yield f"holds {len(ids)} tokens, its row of the data set a loss_mask for {len(text['loss_mask'])}"

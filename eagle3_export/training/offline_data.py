@@ -155,7 +155,7 @@ class OfflineData:
         rows = self.dataset.data.with_format("torch")
         self.dataset.data = rows.select(range(min(limit or len(rows), len(rows))))
         self.dataset.approx_lengths = self.dataset._compute_approx_lengths()
-        self._transfer.text_of = lambda row: self.dataset.data[row - self._numbers()[0]]["input_ids"]
+        self._transfer.row_of = lambda row: self.dataset.data[row - self._numbers()[0]]
         self._missing = [n for n in self._numbers() if not self._transfer.has(n)]
         if len(self._missing) == len(self.dataset.data):
             raise EstimateError(

@@ -27,6 +27,14 @@ if TYPE_CHECKING:
 
     from eagle3_export.speculators_format.checkpoint import Checkpoint
 
+# The settings that matter here, and what speculators takes for them.
+_FITTING: Mapping[str, Callable[[Any], bool]] = {
+    "data_path": lambda value: isinstance(value, str),
+    "total_seq_len": lambda value: type(value) is int and value > 1,
+    "ttt_steps": lambda value: type(value) is int and value > 0,
+    "train_data_ratio": lambda value: isinstance(value, float) and 0 < value < 1,
+    "hidden_states_dtype": lambda value: value in ("float32", "bfloat16", "float64"),
+}
 # Flex attention keeps no mask in memory, but outside of CUDA it is not compiled. `eager` is never used: up to
 # speculators 0.8.1 its mask shows a draft step the answers of later positions.
 FLEX, SDPA = "simple_flex_attention", "sdpa"
@@ -65,10 +73,21 @@ def trainers_settings(recorded: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         recorded: what the run.yaml says; empty where there is none.
+
+    Raises:
+        UsageError: one that matters here has a value that no trainer takes.
     """
     from speculators.train.config import TrainConfig
 
-    return {**TrainConfig().flatten(), **recorded}
+    settings = {**TrainConfig().flatten(), **recorded}
+    for name, fits in _FITTING.items():
+        if not fits(settings[name]):
+            raise UsageError(
+                f"The run.yaml beside the checkpoint has {name}: {settings[name]!r:.80}.",
+                why="The text is packed and split as the run did it.",
+                remedy="Restore the file, or move it away and name the data with --data.",
+            )
+    return settings
 
 
 @contextlib.contextmanager

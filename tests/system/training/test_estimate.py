@@ -323,3 +323,33 @@ def test_the_mask_of_eager_attention_is_never_used(world: TinyWorld, tmp_path: P
     run.write_text(run.read_text().replace("draft_attn_impl: eager", "draft_attn_impl: sdpa"))
     estimates.append(estimate_checkpoint(save_path / "0").acceptance)
     assert estimates[0] == estimates[1]
+
+
+def test_names_with_a_wrappers_prefix_are_understood(copied: Path) -> None:
+    before = estimate_checkpoint(copied / "0").acceptance
+    weights = copied / "0" / "model.safetensors"
+    from safetensors.torch import load_file, save_file
+
+    save_file({f"_orig_mod.{name}": tensor for name, tensor in load_file(weights).items()}, weights)
+    found = estimate_checkpoint(copied / "0")
+    assert found.export is None
+    assert found.acceptance.replay == before.replay
+
+
+def test_a_loss_mask_of_another_length_is_refused(copied: Path, world: TinyWorld, tmp_path: Path) -> None:
+    from datasets import load_from_disk
+
+    data = Path(shutil.copytree(world.data, tmp_path / "short", ignore=shutil.ignore_patterns("*.arrow")))
+    load_from_disk(str(world.data)).map(lambda row: {"loss_mask": [1] * 20}).save_to_disk(data)
+    refused(EstimateError, "holds 32 tokens, its row of the data set a loss_mask for 20", copied / "0", data)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [("total_seq_len: 256", "total_seq_len: many"), ("train_data_ratio: 0.6", "train_data_ratio: 6")],
+)
+def test_a_run_yaml_that_no_trainer_wrote_is_refused(copied: Path, ours: str, theirs: str) -> None:
+    run = copied / "run.yaml"
+    assert ours in run.read_text()
+    run.write_text(run.read_text().replace(ours, theirs))
+    refused(UsageError, f"run.yaml beside the checkpoint has {theirs.split(':')[0]}", copied / "0")

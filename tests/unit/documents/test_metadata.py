@@ -24,6 +24,7 @@ from eagle3_export.documents.schema import ExportMetadata
 from eagle3_export.errors import CheckpointError, ExportInvalidError
 from eagle3_export.estimates.acceptance import Coverage
 from eagle3_export.estimates.coverage import draft_vocabulary_coverage
+from eagle3_export.estimates.replay import DepthCounts, ReplayCounts, ReplayedData, replay_record
 from eagle3_export.speculators_format.run_files import frequencies_file
 from eagle3_export.speculators_format.token_frequencies import read_token_frequencies, run_coverage
 from scripts.write_schemas import MODELS, SCHEMAS, schema_text
@@ -77,6 +78,17 @@ class TestDocument:
         document = strict(to_json(export(metrics=metrics)))
         assert nulls_without_reason(document) == []
         assert (document["estimated_acceptance_length"] is None) == (metrics is not GOOD)
+
+    def test_metrics_that_come_later_leave_an_estimate_whole(self):
+        """Those of a trainer without a replay: the export would mix two texts."""
+        counts = ReplayCounts(1, {1: DepthCounts([20, 80], documents=1)}, documents=1, spans=1)
+        replay = replay_record(counts, data=ReplayedData("/data", 0, 1, 0, None, False, "sha256:a"))
+        estimated = with_metrics(export(), {"full_acc_0": 0.7}, source="estimate", replay=replay)
+        assert estimated.estimated_acceptance_length == pytest.approx(1.8)
+        assert with_metrics(estimated, GOOD) == estimated
+        # a validation that was replayed takes its place
+        validated = with_metrics(estimated, GOOD, replay=replay_record(counts))
+        assert (validated.acceptance.source, validated.full_acc_0) == ("validation", 0.8)
 
     def test_a_null_without_a_reason_is_refused(self):
         content = strict(to_json(export(metrics=GOOD)))
