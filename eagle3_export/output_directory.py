@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from eagle3_export.documents.best import BY_TRAINING, best_of, in_training_order
 from eagle3_export.documents.files import (
     BEST,
     INDEX_FILE,
@@ -21,13 +22,7 @@ from eagle3_export.documents.files import (
     is_export,
     is_index,
 )
-from eagle3_export.documents.index import (
-    BY_TRAINING,
-    best_of,
-    build_index,
-    in_training_order,
-    with_lines,
-)
+from eagle3_export.documents.index import build_index, with_lines
 from eagle3_export.documents.json_files import read_index, read_metadata, to_json
 from eagle3_export.documents.metadata import NOT_VALIDATED, with_measurement, with_metrics
 from eagle3_export.documents.schema import ExportIndex, ExportMetadata, Measurement, RunRecord
@@ -410,13 +405,14 @@ class OutputDirectory:
         known = self._index_stamp is not None and found == self._index_stamp
         one = (changed,) if changed is not None and known else None
         exports = {export.metadata.name: export for export in self._own_exports(one)}
-        best = best_of([export.candidate for export in exports.values()])
-        ordered = [at.name for at in sorted((e.candidate for e in exports.values()), key=BY_TRAINING)]
+        candidates = sorted((export.candidate for export in exports.values()), key=BY_TRAINING)
+        choice = best_of(candidates)
+        ordered, best = [candidate.name for candidate in candidates], choice.name
         self._newest = shown(latest) if latest is not None else self._newest
         newest = self._newest if self._newest in exports else ordered[-1] if ordered else None
         gone = self._outdated(exports, {name for name in (newest, best) if name is not None})
         lines = [exports[name].index_line for name in ordered if name not in gone]
-        index = build_index([], run=self.run, latest=newest, best=best)
+        index = build_index([], run=self.run, latest=newest, best=choice)
         self._write_index(with_lines(index, lines), found)
         for pointer, target in ((LATEST, newest), (BEST, best)):
             if target in exports:

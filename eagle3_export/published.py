@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 
+from eagle3_export.documents.best import Candidate
 from eagle3_export.documents.files import INDEX_FILE, METADATA_FILE, MODEL_CARD_FILE
-from eagle3_export.documents.index import Candidate, index_line
+from eagle3_export.documents.index import index_line
 from eagle3_export.documents.json_files import read_metadata, to_json
 from eagle3_export.documents.model_card import render_model_card
 from eagle3_export.documents.schema import ExportMetadata

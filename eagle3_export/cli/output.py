@@ -96,7 +96,7 @@ def answer_drawn(drawing: RenderableType) -> None:
 
     console = Console()
     with console.capture() as capture:
-        console.print(drawing)
+        console.print(drawing, crop=False)  # a command is one line, to be copied
     answer(capture.get(), newline=False)
 
 
@@ -187,8 +187,10 @@ class ConversionEcho:
 def _echo_missing_estimate(directory: Path) -> None:
     """Says why an export has no estimated acceptance length, and so can never be the best."""
     from eagle3_export.documents.json_files import read_metadata
+    from eagle3_export.report.missing import estimate_command
 
     with suppress(Eagle3ExportError, OSError):  # one left as it is may be damaged; verify says so
         metadata = read_metadata(directory)
         if metadata.estimated_acceptance_length is None:
             echo(f"  no estimate: {metadata.reasons['estimated_acceptance_length']}")
+            echo(f"  to get one: {estimate_command(metadata, directory)}")

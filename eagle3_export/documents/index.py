@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
+from eagle3_export.documents.best import BestChoice, best_choice, in_training_order
 from eagle3_export.documents.json_files import utc_now
 from eagle3_export.documents.row import export_row
 from eagle3_export.documents.schema import NOT_RECORDED, ExportIndex, ExportMetadata, IndexEntry, RunRecord
-from eagle3_export.estimates.acceptance import NO_ESTIMATE, AcceptanceEstimate
-from eagle3_export.estimates.comparison import Basis, Kind, kind_of, majority
+from eagle3_export.estimates.acceptance import NO_ESTIMATE
 from eagle3_export.estimates.reasons import explained
 
 
@@ -21,7 +19,7 @@ def build_index(
     *,
     run: RunRecord | None = None,
     latest: str | None = None,
-    best: str | None = None,
+    best: BestChoice | None = None,
 ) -> ExportIndex:
     """Lists a run's exports in order of training.
 
@@ -29,18 +27,21 @@ def build_index(
         exports: their metadata, in any order.
         run: whose exports they are.
         latest: name the `latest` pointer has; default: the one saved last.
-        best: name the `best` pointer has; default: that of `choose_best`.
+        best: the export the `best` pointer has; default: that of `best_choice`.
     """
     ordered = in_training_order(exports)
+    chosen = best or best_choice(ordered)
     values = {
         "run": run,
         "latest": latest or (ordered[-1].name if ordered else None),
-        "best": best or choose_best(ordered),
+        "best": chosen.name,
+        "best_why": None if chosen.name is None else chosen.why,
     }
     because = {
         "run": NOT_RECORDED,
         "latest": "Nothing has been exported yet.",
-        "best": "No export has an estimate from validation yet.",
+        "best": chosen.why,
+        "best_why": chosen.why,
     }
     return ExportIndex(
         **values,
@@ -70,74 +71,6 @@ def with_lines(index: ExportIndex, lines: Sequence[bytes]) -> bytes:
     before, after = document.split('\n  "exports": []')
     closing = "\n  ]" if lines else "]"
     return b"".join((f'{before}\n  "exports": ['.encode(), b",".join(lines), f"{closing}{after}\n".encode()))
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """What an export is ordered and compared by, had once from its metadata.
-
-    Attributes:
-        name: of the export.
-        order: its place in training; an export that does not know its step comes last.
-        kind: what its estimate may be compared with; None for one that cannot be the best.
-        estimate: of its acceptance length.
-    """
-
-    name: str
-    order: tuple[bool, int, int, str, str]
-    kind: Kind | None
-    estimate: AcceptanceEstimate
-
-    @classmethod
-    def of(cls, export: ExportMetadata) -> Candidate:
-        """Returns what the metadata says of it."""
-        step, estimate = export.global_step, export.acceptance
-        return cls(
-            export.name,
-            (
-                step is None,
-                step or 0,
-                export.epoch if export.epoch is not None else -1,
-                export.created_at,
-                export.name,
-            ),
-            kind_of(estimate) if estimate.source != "training" else None,
-            estimate,
-        )
-
-
-BY_TRAINING = attrgetter("order")
-
-
-def choose_best(exports: Sequence[ExportMetadata]) -> str | None:
-    """Returns the name of the best export, by the rule of `best_of`; None where no export has an estimate."""
-    return best_of([Candidate.of(export) for export in exports])
-
-
-def best_of(candidates: Sequence[Candidate]) -> str | None:
-    """Returns the name of the export with the highest estimate from validation, the later one of two that are equal.
-
-    Exports are compared only with those whose estimates can be compared: the largest group that was estimated by
-    one method, at the shallowest depth that one of the group was trained for.
-    """
-    compared = [candidates[at] for at in majority([candidate.kind for candidate in candidates])]
-    if not compared or compared[0].kind is None:
-        return None
-    basis = Basis.of_kind(compared[0].kind, [candidate.estimate.num_steps for candidate in compared])
-    lengths = [basis.length(candidate.estimate) for candidate in compared]
-    highest = max(lengths)
-    equal = (candidate for candidate, length in zip(compared, lengths, strict=True) if length == highest)
-    return max(equal, key=BY_TRAINING).name
-
-
-def compared_exports(exports: Sequence[ExportMetadata]) -> list[ExportMetadata]:
-    """Returns the exports among which the best one is chosen: those whose estimates can be compared."""
-    return [exports[at] for at in majority([Candidate.of(export).kind for export in exports])]
-
-
-def in_training_order(exports: Sequence[ExportMetadata]) -> list[ExportMetadata]:
-    """Returns the exports as training saved them; those that do not know their step come last."""
-    return sorted(exports, key=lambda export: Candidate.of(export).order)
 
 
 def _index_entry(export: ExportMetadata) -> IndexEntry:

@@ -174,13 +174,14 @@ def _acceptance_values(
 ) -> dict[str, Any]:
     """Returns the leading numbers, their reasons and the `acceptance` section."""
     accuracies = step_accuracies(metrics or {})
+    no_accuracies = missing_reason if metrics is None else NO_ACCURACIES
     estimate = estimate_acceptance(
         accuracies,
         num_steps,
         source=source,
         coverage=coverage,
         replay=replay,
-        missing_reason=missing_reason if metrics is None else NO_ACCURACIES,
+        missing_reason=no_accuracies,
         no_replay=no_replay or NO_REPLAY,
     )
     leading = {
@@ -189,7 +190,9 @@ def _acceptance_values(
     }
     kept = {name: why for name, why in reasons.items() if name not in leading}
     # An accuracy that was not reported at all is missing for the same reason as the estimate.
-    why = explained(leading, estimate.reasons, estimate.reasons.get("estimated_acceptance_length", ""))
+    why = explained(
+        leading, estimate.reasons, estimate.reasons.get("estimated_acceptance_length", no_accuracies)
+    )
     return {**leading, "acceptance": estimate, "reasons": {**kept, **why}}
 
 

@@ -263,6 +263,8 @@ class ExportIndex(Section):
     """The training run whose exports these are."""
     latest: str | None
     best: str | None
+    best_why: str | None = None
+    """How it was chosen, and which exports could not be compared with it."""
     updated_at: str
     exports: list[IndexEntry]
     reasons: dict[str, str] = _REASONS

@@ -93,23 +93,27 @@ class Basis:
 def comparable_majority(estimates: Sequence[AcceptanceEstimate]) -> list[int]:
     """Returns the positions of the largest group of estimates that can be compared with each other.
 
-    Estimates without a length belong to no group. Of two groups of one size the one that appears first is taken.
+    Args:
+        estimates: in order of training. Those without a length belong to no group.
     """
     return majority([kind_of(estimate) for estimate in estimates])
 
 
 def majority(kinds: Sequence[Kind | None]) -> list[int]:
-    """Returns the positions of the most frequent kind; of two as frequent, that of the one that appears first.
+    """Returns the positions of the most frequent kind.
+
+    Of kinds as frequent a replay is taken, which is what a server would report; then the one that appears last.
 
     Args:
-        kinds: of some estimates; None belongs to no group.
+        kinds: of some estimates, in order of training; None belongs to no group.
     """
     counted = Counter(kinds)
     del counted[None]
-    if not counted:
-        return []
-    (chosen, _), *_ = counted.most_common(1)
-    return [position for position, kind in enumerate(kinds) if kind == chosen]
+    most = max(counted.values(), default=0)
+    frequent = {kind for kind, count in counted.items() if count == most}
+    last = [kind for kind in reversed(kinds) if kind in frequent] if len(frequent) > 1 else list(frequent)
+    chosen = next((kind for kind in last if kind is not None and kind[1] == "replay"), next(iter(last), None))
+    return [position for position, kind in enumerate(kinds) if kind is not None and kind == chosen]
 
 
 def kind_of(estimate: AcceptanceEstimate) -> Kind | None:

@@ -10,7 +10,7 @@ from eagle3_export.documents.json_files import utc_now
 from eagle3_export.documents.row import export_row
 from eagle3_export.errors import UsageError
 from eagle3_export.report.answers import answers
-from eagle3_export.report.cells import cells, notes, number
+from eagle3_export.report.cells import cells, commands, notes, number
 from eagle3_export.report.charts import Chart, ChartGroup, chart_groups
 from eagle3_export.report.figures import STYLES, to_svg
 from eagle3_export.report.runs import Run
@@ -72,6 +72,7 @@ def _run(run: Run) -> dict[str, Any]:
         "headings": list(rows[0]["cells"]),
         "rows": rows,
         "notes": notes(run),
+        "commands": commands(run),
         "details": _details(run),
     }
 

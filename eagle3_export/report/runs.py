@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from eagle3_export.documents.index import choose_best, compared_exports, in_training_order
+from eagle3_export.documents.best import best_choice, compared_exports, in_training_order
 from eagle3_export.documents.json_files import read_metadata
 from eagle3_export.documents.schema import ExportMetadata
 from eagle3_export.errors import ExportInvalidError, UsageError
@@ -61,6 +61,11 @@ class Run:
             if export.name != best.name and basis.tied(export.acceptance, best.acceptance)
         ]
 
+    def directory_of(self, export: ExportMetadata) -> Path:
+        """Returns where an export of the run is; a run may be a single export."""
+        below = self.path / export.name
+        return below if below.is_dir() else self.path
+
     def change(self, position: int) -> float | None:
         """Returns the change of the estimate since the last export that it can be compared with, in tokens."""
         export = self.exports[position]
@@ -102,7 +107,7 @@ def read_run(path: str | Path, name: str | None = None) -> Run:
     exports = [read_metadata(path)] if single else in_training_order(read_exports(path))
     if not exports:
         raise _no_exports(path)
-    return Run(name or shown(resolved(path).name), path, exports, choose_best(exports))
+    return Run(name or shown(resolved(path).name), path, exports, best_choice(exports).name)
 
 
 def _no_exports(path: Path) -> UsageError:

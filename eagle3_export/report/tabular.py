@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from eagle3_export.documents.best import best_choice
 from eagle3_export.documents.depth import recommend_depth
 from eagle3_export.documents.row import export_row
 from eagle3_export.report.answers import answers
+from eagle3_export.report.cells import commands
 from eagle3_export.report.runs import Run
 from eagle3_export.storage.faults import shown
 
@@ -75,6 +77,8 @@ def _run(run: Run) -> dict[str, Any]:
         "run": run.name,
         "path": shown(run.path),
         "best": run.best,
+        "best_why": best_choice(run.exports).why,
+        "commands": commands(run),
         "answers": [asdict(answer) for answer in answers(run)],
         "recommended_num_steps": advice.num_steps if advice is not None else None,
         "exports": [

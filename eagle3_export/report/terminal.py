@@ -15,7 +15,7 @@ from rich.text import Text
 from eagle3_export.documents.row import export_row
 from eagle3_export.errors import UsageError
 from eagle3_export.report.answers import Answer, answers
-from eagle3_export.report.cells import UNKNOWN, cells, estimate_cell, measured_cell, notes, number
+from eagle3_export.report.cells import UNKNOWN, cells, commands, estimate_cell, measured_cell, notes, number
 from eagle3_export.report.runs import Run, read_runs
 from eagle3_export.storage.faults import shown
 
@@ -26,7 +26,8 @@ def render(runs: Sequence[Run]) -> Group:
     """Returns per run a table of its exports, and the answers to what one opens a report for."""
     parts: list[Table | Text] = []
     for run in runs:
-        parts += [_exports(run), _lines([_text(note, "dim") for note in notes(run)]), *_answers(run), Text()]
+        parts += [_exports(run), _lines([_text(note, "dim") for note in notes(run)]), *_commands(run)]
+        parts += [*_answers(run), Text()]
     if len(runs) > 1:
         parts.append(_comparison(runs))
     return Group(*parts)
@@ -87,6 +88,14 @@ def _exports(run: Run) -> Table:
             texts["change"].style = "green" if row.change > 0 else "red"
         table.add_row(row.mark, *texts.values(), style="bold" if row.mark == "★" else "")
     return table
+
+
+def _commands(run: Run) -> list[Text]:
+    """Each in one line, however long, to be copied."""
+    lines = [_text(f"  {command}") for command in commands(run)]
+    for line in lines:
+        line.no_wrap, line.overflow = True, "ignore"
+    return lines
 
 
 def _answers(run: Run) -> list[Text]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from eagle3_export.documents.metadata import build_metadata
 from eagle3_export.documents.schema import ExportMetadata, Measurement, Serving, Source, Weights
+from eagle3_export.estimates.replay import DepthCounts, Replay, ReplayCounts, ReplayedData, replay_record
 
 # Of a validation, as the trainer records it.
 GOOD = {"full_acc_0_epoch": 0.8, "full_acc_1_epoch": 0.6, "full_acc_2_epoch": 0.4, "loss_epoch": 1.5}
@@ -80,3 +81,13 @@ def measurement(**changes: Any) -> Measurement:
         "measured_at": "2026-01-01T00:00:00+00:00",
     }
     return Measurement(**(values | changes))
+
+
+def replayed(length: float, *, steps: int = 1, data: ReplayedData | None = None) -> Replay:
+    """A replay of 100 verify steps that either accept nothing or all of `steps` drafts; `length` is its headline."""
+    accepted = round((length - 1) * 100 / steps)
+    counts = {
+        depth: DepthCounts([100 - accepted, *[0] * (depth - 1), accepted], documents=1)
+        for depth in range(1, steps + 1)
+    }
+    return replay_record(ReplayCounts(steps, counts, documents=1, spans=1), data=data)

@@ -365,6 +365,10 @@ def test_every_export_without_an_estimate_is_named_with_the_reason(save_path: Pa
         # Epoch 1 alone was validated; what was said before the line is about the same checkpoint.
         assert len(unrated) == 2
         assert not any("/run/1:" in line for line in unrated)
+        typed = [line for line in lines if line.startswith("  to get one: eagle3-export estimate ")]
+        assert [line.split(" --export ")[1] for line in typed] == [
+            str(tmp_path / "out" / n) for n in ("0", "interrupted")
+        ]
 
 
 def test_an_error_has_one_form_in_every_json(save_path: Path, tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from eagle3_export.documents.index import build_index, choose_best
+from eagle3_export.documents.best import best_choice
+from eagle3_export.documents.index import build_index
 from eagle3_export.documents.json_files import read_index, read_metadata, to_json
 from eagle3_export.documents.measurements import CONDITIONS, differing_conditions, headline, series
 from eagle3_export.documents.metadata import with_measurement, with_metrics
@@ -28,7 +29,7 @@ from eagle3_export.estimates.replay import DepthCounts, ReplayCounts, ReplayedDa
 from eagle3_export.speculators_format.run_files import frequencies_file
 from eagle3_export.speculators_format.token_frequencies import read_token_frequencies, run_coverage
 from scripts.write_schemas import MODELS, SCHEMAS, schema_text
-from tests.support.documents import GOOD, export, measurement
+from tests.support.documents import GOOD, export, measurement, replayed
 
 
 def strict(content: bytes):
@@ -238,26 +239,42 @@ class TestIndex:
     def test_an_estimate_from_training_is_never_best(self):
         rated = export("1", metrics=GOOD)
         boast = export("2", metrics=dict.fromkeys(GOOD, 0.99), metrics_source="training")
-        assert choose_best([rated, boast]) == "1"
+        assert best_choice([rated, boast]).name == "1"
 
     def test_a_geometric_estimate_is_not_compared_with_chains(self):
         chains = [export("0", metrics=GOOD), export("1", metrics=GOOD | {"full_acc_0_epoch": 0.7})]
-        assert choose_best([*chains, export("2", metrics={"full_acc_0": 0.95})]) == "0"
+        assert best_choice([*chains, export("2", metrics={"full_acc_0": 0.95})]).name == "0"
 
     def test_drafts_trained_for_different_depths_are_compared_at_the_shallower(self):
         # 2.87 at 3 steps; 3.10 at 5 steps, but 2.68 at 3
         shallow = export("0", epoch=0, step=1, metrics=accuracies(0.80, 0.62, 0.45))
         deep = export("1", epoch=1, step=2, metrics=accuracies(0.75, 0.55, 0.38, 0.25, 0.17))
-        assert choose_best([shallow, deep]) == choose_best([deep, shallow]) == "0"
+        assert best_choice([shallow, deep]).name == best_choice([deep, shallow]).name == "0"
 
     def test_of_equal_ones_the_later_is_best(self):
         runs = [export(str(epoch), epoch=epoch, step=epoch + 1, metrics=GOOD) for epoch in range(3)]
-        assert choose_best(runs) == choose_best(runs[::-1]) == "2"
+        assert best_choice(runs).name == best_choice(runs[::-1]).name == "2"
 
     def test_estimates_of_another_method_are_not_compared(self):
         conditional = {"cond_acc_0": 0.99, "cond_acc_1": 0.99, "cond_acc_2": 0.99}
         runs = [export("0", metrics=GOOD), export("1", metrics=GOOD), export("2", metrics=conditional)]
-        assert choose_best(runs) in ("0", "1")
+        assert best_choice(runs).name in ("0", "1")
+
+    def test_replays_and_means_over_positions_are_never_compared_by_their_numbers(self):
+        # the mean over positions, 2.8, is higher than what any server would report of the same draft
+        means = [export(str(n), epoch=n, step=n + 1, metrics=GOOD) for n in range(2)]
+        replays = [
+            export(str(n), epoch=n, step=n + 1, metrics=GOOD, replay=replayed(1.5 + n / 10)) for n in (2, 3)
+        ]
+        choice = best_choice([*replays, *means])
+        assert choice.name == "3", "of groups of one size the replays"
+        assert choice.why == (
+            "Highest of the 2 estimates by replay, from validation at depth 1: 1.800."
+            " Not compared: 0, 1, whose estimate is cumulative from validation."
+        )
+        assert best_choice([*means, replays[0]]).name == "1", "the larger group"
+        document = strict(to_json(build_index([*replays, *means])))
+        assert (document["best"], document["best_why"]) == ("3", choice.why)
 
     @given(
         st.lists(
@@ -270,7 +287,7 @@ class TestIndex:
         exports = [
             export(str(number), step=number, metrics=accuracies(*full)) for number, full in enumerate(runs)
         ]
-        best = choose_best(exports)
+        best = best_choice(exports).name
         if best is None:
             assert all(len(full) == 1 and full[0] == 1.0 for full in runs)
             return
@@ -283,7 +300,7 @@ class TestIndex:
     def test_an_empty_run(self):
         document = strict(to_json(build_index([])))
         assert (document["latest"], document["best"]) == (None, None)
-        assert set(document["reasons"]) == {"run", "latest", "best"}
+        assert set(document["reasons"]) == {"run", "latest", "best", "best_why"}
 
 
 class TestReading:

@@ -31,7 +31,7 @@ from eagle3_export.report.answers import answers
 from eagle3_export.report.charts import chart_groups
 from eagle3_export.report.gate import against_baseline, against_minimum, parse_max_drop
 from eagle3_export.report.runs import read_run, read_runs
-from tests.support.documents import export, measurement
+from tests.support.documents import export, measurement, replayed
 from tests.support.machine import program
 
 
@@ -193,6 +193,52 @@ def test_exports_without_an_estimate_are_named_with_the_reason_below_the_table(r
     assert "No estimate for 2: This checkpoint has not been validated yet." in [
         line.strip() for line in lines
     ]
+
+
+class TestWhatToTypeForExportsWithoutANumber:
+    def write(self, path: Path, checkpoints: Path, **changes) -> None:
+        kept = export(path.name)
+        source = kept.source.model_copy(update={"checkpoint": str(checkpoints / path.name)})
+        path.mkdir(parents=True)
+        (path / "metadata.json").write_bytes(document(export(path.name, source=source, **changes)))
+
+    def test_each_has_its_command_in_one_line(self, tmp_path):
+        checkpoints, output = tmp_path / "a run" / "checkpoints", tmp_path / ("a-long-name" * 8)
+        for name in ("0", "1"):
+            (checkpoints / name).mkdir(parents=True)
+        (checkpoints / "run.yaml").write_text("train: {}")
+        self.write(output / "0", checkpoints, metrics=accuracies(0.8, 0.6, 0.4))
+        self.write(output / "1", checkpoints, epoch=1, step=200)
+        command = f"eagle3-export estimate '{checkpoints / '1'}' --export {output / '1'}"
+        run = read_run(output)
+        result = CliRunner().invoke(app, ["report", str(output)])
+        assert f"  {command}" in result.stdout.splitlines()
+        assert json.loads(tabular.to_json([run]))["runs"][0]["commands"] == [command]
+        pytest.importorskip("matplotlib")
+        assert "eagle3-export estimate &#39;" in page.to_html([run])
+
+    def test_what_is_not_where_it_was_has_to_be_named(self, tmp_path):
+        self.write(tmp_path / "run" / "1", tmp_path / "gone")
+        lines = shown([read_run(tmp_path / "run")]).splitlines()
+        assert f"  eagle3-export estimate CHECKPOINT --data DATA --export {tmp_path / 'run' / '1'}" in lines
+
+    def test_those_estimated_otherwise_than_the_best_are_named(self, tmp_path):
+        output = tmp_path / "run"
+        self.write(output / "0", tmp_path, metrics=accuracies(0.8, 0.6, 0.4))
+        self.write(output / "1", tmp_path, step=200, replay=replayed(1.5))
+        run = read_run(output)
+        assert run.best == "1"
+        lines = shown([run]).splitlines()
+        assert "Not compared: 0, whose estimate is cumulative from validation." in lines
+        assert f"  eagle3-export estimate CHECKPOINT --data DATA --export {output / '0'}" in lines
+        assert "Not compared: 0" in json.loads(tabular.to_json([run]))["runs"][0]["best_why"]
+
+    def test_a_run_of_many_shows_a_few(self, tmp_path):
+        for number in range(9):
+            self.write(tmp_path / "run" / str(number), tmp_path, step=number)
+        text = shown([read_run(tmp_path / "run")])
+        assert text.count("eagle3-export estimate") == 5
+        assert "The commands for 5, 6, 7, 8 are like those below." in text
 
 
 def test_a_change_between_depths_is_that_at_the_common_one(tmp_path):
