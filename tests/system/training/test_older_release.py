@@ -54,7 +54,7 @@ def test_saves_and_interrupts(overlay: Path) -> None:
     tests = [str(Path(__file__).parent / name) for name in TESTS]
     options = ["-q", "-W", "ignore", "-p", "no:cacheprovider", "--tb=short", "-k", SELECTED]
     command = [sys.executable, "-m", "pytest", *options, *tests]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=600)
     assert done.returncode == 0, done.stdout[-6000:]
     assert " passed" in done.stdout
     assert "skipped" not in done.stdout
