@@ -143,6 +143,43 @@ class Target:
         choices: list[int] = output.logits[0].argmax(-1).tolist()
         return choices, aux
 
+    def go_on(self, tokens: Sequence[int], count: int) -> list[int]:
+        """The tokens, and so many greedy ones after them."""
+        longer = list(tokens)
+        for _ in range(count):
+            longer.append(self.run(longer)[0][-1])
+        return longer
+
+
+@torch.no_grad()
+def accepted_from(
+    target: Target, draft: PlainDraft, prompt: Sequence[int], answer: Sequence[int], num_steps: int
+) -> list[int]:
+    """For every token of a greedy answer, the drafts in a row that the target confirms after it.
+
+    Args:
+        target: wrote the answer.
+        draft: drafts `num_steps` tokens at every place.
+        prompt: token ids.
+        answer: token ids. The target goes on where it ends, so that its last chains are confirmed in full too.
+        num_steps: drafts per chain.
+    """
+    tokens = target.go_on([*prompt, *answer], num_steps)
+    _, aux = target.run(tokens)
+    accepted = []
+    for known in range(len(prompt) + 1, len(prompt) + len(answer) + 1):
+        drafted = draft.draft(aux[: known - 1], torch.tensor(tokens[1:known]), num_steps)
+        right = [one == other for one, other in zip(drafted, tokens[known:], strict=False)]
+        accepted.append([*right, False].index(False))
+    return accepted
+
+
+def with_the_targets_embedding(draft: PlainDraft, target: Target) -> PlainDraft:
+    """The draft's is the target's, frozen, and perhaps rounded when it was saved."""
+    if not draft.config.get("embed_requires_grad"):
+        draft.weights["embed_tokens.weight"] = target.model.get_input_embeddings().weight
+    return draft
+
 
 @torch.no_grad()
 def simulate(
@@ -155,9 +192,7 @@ def simulate(
     """Greedy speculative decoding with a chain of `num_steps` drafts, one prompt after the other."""
     draft = PlainDraft(checkpoint)
     target = Target(target_folder, draft.config["eagle_aux_hidden_state_layer_ids"])
-    if not draft.config.get("embed_requires_grad"):
-        # the draft's is the target's, frozen, and perhaps rounded when it was saved
-        draft.weights["embed_tokens.weight"] = target.model.get_input_embeddings().weight
+    with_the_targets_embedding(draft, target)
     return [_decode(target, draft, num_steps, prompt, max_new_tokens) for prompt in prompts]
 
 

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,36 @@ class ServingFailedError(RuntimeError):
     def __init__(self, message: str, log: str) -> None:
         super().__init__(f"{message}\n{log[-4000:]}")
         self.log = log
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one engine is to generate: see `generate`.
+
+    Attributes:
+        max_new_tokens: for every prompt, or one number per prompt.
+        ignore_eos: whether to generate beyond an end-of-sequence token.
+    """
+
+    target: Path | str
+    draft: Path | str | None
+    num_steps: int
+    prompts: Sequence[Sequence[int]]
+    max_new_tokens: int | Sequence[int] = 96
+    ignore_eos: bool = True
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        limits = self.max_new_tokens
+        return {
+            "target": str(self.target),
+            "draft": None if self.draft is None else str(self.draft),
+            "num_steps": self.num_steps,
+            "prompts": [list(map(int, prompt)) for prompt in self.prompts],
+            "max_new_tokens": [limits] * len(self.prompts) if isinstance(limits, int) else list(limits),
+            "ignore_eos": self.ignore_eos,
+            "options": dict(self.options),
+        }
 
 
 def environment(
@@ -100,21 +131,32 @@ def generate(
     Raises:
         ServingFailedError: SGLang did not start or did not answer in time.
     """
-    request = {
-        "target": str(target),
-        "draft": str(draft) if draft is not None else None,
-        "num_steps": num_steps,
-        "prompts": [list(map(int, prompt)) for prompt in prompts],
-        "max_new_tokens": max_new_tokens,
-        "options": dict(options or {}),
-    }
+    request = Request(target, draft, num_steps, prompts, max_new_tokens, options=options or {})
     variables = environment(load_report=load_report, plugin=plugin, on_path=on_path)
     variables.update(extra_environment or {})
+    (answer,) = _answers([request], variables, timeout)
+    return answer
+
+
+def generate_each(requests: Sequence[Request], *, timeout: float = 300) -> list[dict[str, Any]]:
+    """Answers of several engines, one after the other, each as `generate` returns it; faster than one by one."""
+    return _answers(requests, environment(), timeout)
+
+
+def _answers(
+    requests: Sequence[Request], variables: Mapping[str, str], timeout: float
+) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="sglang_cpu_") as folder:
-        request_file = Path(folder) / "request.json"
-        request_file.write_text(json.dumps(request))
-        command = [sys.executable, str(FOLDER / "generate.py"), str(request_file)]
-        return _last_json_line(run_killable(command, variables, timeout))
+        files = []
+        for n, request in enumerate(requests):
+            files.append(Path(folder) / f"request-{n}.json")
+            files[-1].write_text(json.dumps(request.as_json()))
+        command = [sys.executable, str(FOLDER / "generate.py"), *map(str, files)]
+        stdout = run_killable(command, variables, timeout)
+    lines = [line for line in stdout.splitlines() if line.startswith("{")]
+    if len(lines) < len(requests):
+        raise ServingFailedError("the process printed no result", stdout)
+    return [json.loads(line) for line in lines[-len(requests) :]]
 
 
 def run_killable(command: Sequence[str], variables: Mapping[str, str], timeout: float) -> str:
@@ -153,11 +195,3 @@ def _kill_group(process: subprocess.Popen[str]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
         return
-
-
-def _last_json_line(stdout: str) -> dict[str, Any]:
-    for line in reversed(stdout.splitlines()):
-        if line.startswith("{"):
-            answer: dict[str, Any] = json.loads(line)
-            return answer
-    raise ServingFailedError("the process printed no result", stdout)

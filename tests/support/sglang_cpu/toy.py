@@ -19,6 +19,7 @@ HIDDEN = 64
 LAYERS = 8
 HEADS = 4
 AUX_LAYER_IDS = (2, 4, 5)
+EOS = 1
 
 
 def sentences(count: int, length: int, seed: int = 0) -> torch.Tensor:
@@ -58,7 +59,7 @@ def make_verifier(
         initializer_range=0.06,
         tie_word_embeddings=False,
         bos_token_id=0,
-        eos_token_id=1,
+        eos_token_id=EOS,
     )
     model = LlamaForCausalLM(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
