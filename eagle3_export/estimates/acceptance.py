@@ -229,6 +229,25 @@ def estimated_lengths(
     return {depth: acceptance_length(shares[:depth], ratio) for depth in range(1, len(shares) + 1)}
 
 
+def estimated_positions(estimate: AcceptanceEstimate, num_steps: int) -> list[float]:
+    """Returns the share of chains that the estimate has accepted at each position, as a measurement has them.
+
+    Args:
+        estimate: as a document holds it.
+        num_steps: draft depth.
+
+    Returns:
+        as many shares as draft steps: of verify steps for a replay, else of positions in the text; empty where they
+        are not known.
+    """
+    if estimate.replay is not None:
+        walk = estimate.replay.at(num_steps)
+        return walk.accepted_per_position if walk else []
+    if estimate.method not in ("cumulative", "conditional") or num_steps > MAX_NUM_STEPS:
+        return []
+    return list(trained_chain(StepAccuracies(tuple(estimate.steps))).to_depth(num_steps))
+
+
 def estimated_interval(estimate: AcceptanceEstimate, num_steps: int) -> Interval | None:
     """Returns the 95 % interval of the estimate at one depth; None where it is not known."""
     if estimate.replay is not None:

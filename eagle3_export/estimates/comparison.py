@@ -16,6 +16,7 @@ from eagle3_export.estimates.acceptance import (
     run_text,
 )
 from eagle3_export.estimates.accuracies import Interval
+from eagle3_export.estimates.pairing import Difference, paired_difference
 
 # Of which text an estimate is, and by which method it was made: two of one kind can be compared.
 Kind = tuple[str, Method]
@@ -75,15 +76,26 @@ class Basis:
             return estimate.interval
         return estimated_interval(estimate, self.num_steps)
 
-    def tied(self, one: AcceptanceEstimate, other: AcceptanceEstimate) -> bool:
-        """Whether the difference of two lengths lies within its own 95 % interval; False where that is not known.
+    def difference(self, one: AcceptanceEstimate, other: AcceptanceEstimate) -> Difference | None:
+        """Returns how far two lengths are apart, the first less the second; None where no interval is known.
 
-        The two are taken to be independent. Both were validated on the same text, so the true interval of their
-        difference is narrower: a tie here can be a real difference, but what is no tie is one.
+        Replays of the same documents are paired, document by document. Others are taken to be independent; both were
+        validated on the same text, so the true interval is narrower then.
+
+        Args:
+            one: an estimate that the basis is common to.
+            other: another.
         """
+        replays = [estimate.replay.per_document if estimate.replay else None for estimate in (one, other)]
+        paired = paired_difference(*replays)
+        if paired is not None and one.num_steps == self.num_steps == other.num_steps:
+            return paired
         spreads = [self.interval(estimate) for estimate in (one, other)]
         halves = [(spread.high - spread.low) / 2 for spread in spreads if spread is not None]
-        return len(halves) == 2 and abs(self.length(one) - self.length(other)) <= math.hypot(*halves)
+        if len(halves) < 2:
+            return None
+        tokens, half = self.length(one) - self.length(other), math.hypot(*halves)
+        return Difference(tokens, Interval(tokens - half, tokens + half), None)
 
     def __str__(self) -> str:
         depth = "" if self.num_steps is None else f" at depth {self.num_steps}"

@@ -18,6 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eagle3_export.estimates.accuracies import IN_DOCUMENTS, Z95, Interval, Share
+from eagle3_export.estimates.per_document import (
+    MAX_DOCUMENTS,
+    NOT_TOLD_APART,
+    TOO_MANY,
+    DocumentCounts,
+    added,
+)
 
 Integers = NDArray[np.int64]
 
@@ -98,6 +105,8 @@ class Replay:
     """The walks, by depth."""
     data: ReplayedData | None = None
     """What `eagle3-export estimate` walked; null for a validation of the trainer's own."""
+    per_document: DocumentCounts | None = None
+    """The counts of each document, to compare exports document by document."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Why a value here is null, by its name; `deeper` for a pass deeper than trained that was asked for."""
 
@@ -194,6 +203,8 @@ class ReplayCounts:
         response_tokens: tokens that were compared with the verifier's first choice: those of the responses that are in
             the draft vocabulary.
         first_choices: those of them that are the verifier's first choice within the draft vocabulary.
+        per_document: verify steps and accepted drafts at the trained depth, by a digest of the document's text; None
+            where they are too many or not told apart.
     """
 
     trained_steps: int
@@ -202,6 +213,7 @@ class ReplayCounts:
     spans: int = 0
     response_tokens: int = 0
     first_choices: int = 0
+    per_document: dict[str, tuple[int, int]] | None = field(default_factory=dict)
 
     def add(self, other: ReplayCounts) -> None:
         """Adds the counts of other documents.
@@ -217,10 +229,11 @@ class ReplayCounts:
         self.spans += other.spans
         self.response_tokens += other.response_tokens
         self.first_choices += other.first_choices
+        self.per_document = added(self.per_document, other.per_document)
 
     def as_dict(self) -> dict[str, Any]:
         """The counts as JSON-ready values, for `from_dict`."""
-        values: dict[str, Any] = {name: getattr(self, name) for name in _COUNTS}
+        values: dict[str, Any] = {name: getattr(self, name) for name in (*_COUNTS, "per_document")}
         values["depths"] = {
             str(depth): {name: getattr(counts, name) for name in DepthCounts.__dataclass_fields__}
             for depth, counts in self.depths.items()
@@ -231,13 +244,25 @@ class ReplayCounts:
     def from_dict(cls, values: Mapping[str, Any]) -> ReplayCounts:
         """The counts that `as_dict` wrote."""
         depths = {int(depth): DepthCounts(**counts) for depth, counts in values["depths"].items()}
-        return cls(depths=depths, **{name: int(values[name]) for name in _COUNTS})
+        each = values["per_document"]
+        return cls(
+            depths=depths,
+            per_document=None
+            if each is None
+            else {name: (counts[0], counts[1]) for name, counts in each.items()},
+            **{name: int(values[name]) for name in _COUNTS},
+        )
 
 
 _COUNTS = ("trained_steps", "documents", "spans", "response_tokens", "first_choices")
 
 
-def replay(spans: Iterable[Span], trained_steps: int, depths: Iterable[int]) -> ReplayCounts:
+def replay(
+    spans: Iterable[Span],
+    trained_steps: int,
+    depths: Iterable[int],
+    identities: Mapping[int, str] | None = None,
+) -> ReplayCounts:
     """Walks every response as a server would, once for each depth.
 
     Args:
@@ -245,13 +270,29 @@ def replay(spans: Iterable[Span], trained_steps: int, depths: Iterable[int]) -> 
         trained_steps: draft steps that were computed, so the most that a chain in `spans` can have accepted.
         depths: draft depths to walk at. Beyond `trained_steps` a chain that held to its end goes on as the chain that
             starts one token later does: see `continued`.
+        identities: a digest of the text of each document, by its number; None keeps no counts of single documents.
     """
     walked = [span for span in spans if len(span.accepted) > 1]
     counts = ReplayCounts(trained_steps, documents=len({span.document for span in walked}), spans=len(walked))
     for depth in sorted(set(depths)):
         histograms = _walk_all([lengths_at(span.accepted, trained_steps, depth) for span in walked], depth)
         counts.depths[depth] = _depth_counts(histograms, [span.document for span in walked], depth)
+    if walked:
+        counts.per_document = None if identities is None else _by_document(walked, trained_steps, identities)
     return counts
+
+
+def _by_document(
+    spans: Sequence[Span], depth: int, identities: Mapping[int, str]
+) -> dict[str, tuple[int, int]] | None:
+    """Verify steps and accepted drafts at the trained depth, by document; None where the documents are too many."""
+    histograms = _walk_all([span.accepted for span in spans], depth)
+    steps, accepted = histograms.sum(axis=1).tolist(), (histograms @ np.arange(depth + 1)).tolist()
+    total: dict[str, tuple[int, int]] = {}
+    for span, ours in zip(spans, zip(steps, accepted, strict=True), strict=True):
+        before = total.get(identities[span.document], (0, 0))
+        total[identities[span.document]] = (before[0] + ours[0], before[1] + ours[1])
+    return total if len(total) <= MAX_DOCUMENTS else None
 
 
 def lengths_at(accepted: Integers, trained_steps: int, depth: int) -> Integers:
@@ -350,6 +391,8 @@ def replay_record(
         reasons["data"] = TRAINERS_PASS
     if any(walk.interval is None for walk in depths):
         reasons["interval"] = TOO_FEW_DOCUMENTS
+    if counts.per_document is None:
+        reasons["per_document"] = TOO_MANY if counts.documents > MAX_DOCUMENTS else NOT_TOLD_APART
     if no_deeper is not None:
         reasons["deeper"] = no_deeper
     return Replay(
@@ -362,6 +405,9 @@ def replay_record(
         first_choice_share=share,
         depths=depths,
         data=data,
+        per_document=None
+        if counts.per_document is None
+        else DocumentCounts.of(counts.per_document, counts.trained_steps),
         reasons=reasons,
     )
 

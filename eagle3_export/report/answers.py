@@ -10,6 +10,7 @@ from eagle3_export.documents.schema import ExportMetadata
 from eagle3_export.estimates.acceptance import estimate_origin, estimate_terms
 from eagle3_export.report.neighbours import measured_neighbours, outside_interval
 from eagle3_export.report.runs import Run, estimate_at, listed
+from eagle3_export.report.ties import Advice, advised
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +32,19 @@ class Answer:
 
 def answers(run: Run) -> list[Answer]:
     """Returns which epoch to deploy, at what depth, how sure that is, and whether it was true on the server."""
-    best = run.best_export
-    if best is None:
+    advice = advised(run)
+    if advice is None:
         newest = run.exports[-1]
         why = newest.reasons.get("estimated_acceptance_length", "It has no estimate from validation.")
         return [Answer("Which epoch do I deploy?", "not known yet", f"Newest export {newest.name}: {why}")]
-    return [_which(run, best), _depth(best), _sure(run, best), _true(run, best)]
+    export = advice.export
+    return [_which(run, advice), _depth(export), _sure(run, export), _true(run, export)]
 
 
-def _which(run: Run, best: ExportMetadata) -> Answer:
-    named_by_epoch = str(best.epoch) == best.name
-    epoch = "" if best.epoch is None or named_by_epoch else f" (epoch {best.epoch})"
+def _which(run: Run, advice: Advice) -> Answer:
+    if advice.why:
+        return Answer("Which epoch do I deploy?", _name(advice.export), advice.why)
+    best = advice.export
     compared, ties = len(run.compared), run.ties
     detail = (
         f"Highest estimated acceptance length of {compared} rated export{'s' * (compared != 1)}:"
@@ -59,9 +62,13 @@ def _which(run: Run, best: ExportMetadata) -> Answer:
             f" A tie with {listed(ties)}: the difference{'s are' if len(ties) > 1 else ' is'} smaller than"
             " their 95 % intervals can tell."
         )
-    return Answer(
-        "Which epoch do I deploy?", f"epoch {best.name}" if named_by_epoch else f"{best.name}{epoch}", detail
-    )
+    return Answer("Which epoch do I deploy?", _name(best), detail)
+
+
+def _name(export: ExportMetadata) -> str:
+    if str(export.epoch) == export.name:
+        return f"epoch {export.name}"
+    return export.name if export.epoch is None else f"{export.name} (epoch {export.epoch})"
 
 
 def _depth(best: ExportMetadata) -> Answer:

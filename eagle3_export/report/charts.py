@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 from eagle3_export.documents.measurements import headline_measurement, measurements_of, series
 from eagle3_export.documents.row import export_row
 from eagle3_export.documents.schema import ExportMetadata
-from eagle3_export.estimates.acceptance import MAX_NUM_STEPS, estimated_lengths
+from eagle3_export.estimates.acceptance import MAX_NUM_STEPS, computed_steps, estimated_lengths
+from eagle3_export.report.measured import Against, by_position
 from eagle3_export.report.runs import Run, estimate_at
+from eagle3_export.report.ties import advised
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,6 +64,7 @@ def chart_groups(runs: Sequence[Run]) -> list[ChartGroup]:
 
 
 def _run_charts(run: Run) -> list[Chart]:
+    deployed = advised(run)
     return [
         Chart(
             "Acceptance length by epoch",
@@ -70,8 +73,8 @@ def _run_charts(run: Run) -> list[Chart]:
         ),
         Chart(
             "Acceptance length by depth",
-            "The export to deploy. Dashed beyond the trained depth, where it is extrapolated.",
-            lambda axes: _lengths_by_depth(axes, run.best_export or run.exports[-1]),
+            "The export to deploy. Dashed beyond the computed depth, where it is extrapolated.",
+            lambda axes: _lengths_by_depth(axes, deployed.export if deployed else run.exports[-1]),
         ),
         Chart(
             "Conditional accuracy by step",
@@ -83,6 +86,22 @@ def _run_charts(run: Run) -> list[Chart]:
             "Every measurement of the run. On the line the estimate was true; below it, too high.",
             lambda axes: _estimate_against_measurement(axes, run),
         ),
+        *_positions_chart(run),
+    ]
+
+
+def _positions_chart(run: Run) -> list[Chart]:
+    found = by_position(run)
+    if found is None:
+        return []
+    kind = "verify steps" if found.export.acceptance.method == "replay" else "positions in the text"
+    return [
+        Chart(
+            "Predicted against measured by position",
+            f"Export {found.export.name}, {found.measurement.num_steps} draft steps. Share of verify steps that accept"
+            f" each drafted token; predicted: of {kind}.",
+            lambda axes: _by_position(axes, found),
+        )
     ]
 
 
@@ -182,12 +201,12 @@ def _lengths_by_epoch(axes: Axes, run: Run) -> None:
 
 def _lengths_by_depth(axes: Axes, export: ExportMetadata) -> None:
     lengths = estimated_lengths(export.acceptance, DEEPEST)
-    trained, depths = len(export.acceptance.steps), list(lengths)
+    computed, depths = computed_steps(export.acceptance), list(lengths)
     ends = []
     if depths:
         ys = list(lengths.values())
-        axes.plot(depths[:trained], ys[:trained], marker="o", markersize=4.5, linewidth=2, color="C0")
-        axes.plot(depths[trained - 1 :], ys[trained - 1 :], linestyle=DASHED, linewidth=2, color="C0")
+        axes.plot(depths[:computed], ys[:computed], marker="o", markersize=4.5, linewidth=2, color="C0")
+        axes.plot(depths[computed - 1 :], ys[computed - 1 :], linestyle=DASHED, linewidth=2, color="C0")
         ends.append((depths[-1], ys[-1], "estimated", "C0"))
     adjusted = estimated_lengths(export.acceptance, DEEPEST, adjusted=True)
     if adjusted:
@@ -250,6 +269,21 @@ def _estimate_against_measurement(axes: Axes, run: Run) -> None:
     axes.set_xlabel("estimated")
     axes.set_ylabel("measured")
     _empty(axes, not points, "Nothing has been measured yet.")
+
+
+def _by_position(axes: Axes, found: Against) -> None:
+    sides = [
+        ("predicted", found.positions, "C0"),
+        ("measured", found.measurement.accepted_per_position or [], MEASURED),
+    ]
+    width = 0.38
+    for side, (name, shares, colour) in enumerate(sides):
+        xs = [position + 1 + (side - 0.5) * width for position in range(len(shares))]
+        axes.bar(xs, shares, width * 0.92, color=colour, label=name)
+    axes.set_xlabel("position of the drafted token")
+    axes.locator_params(axis="x", integer=True)
+    axes.set_ylim(0, 1)
+    axes.legend(frameon=False, labelcolor="linecolor", fontsize=9)
 
 
 def _runs_by_epoch(axes: Axes, runs: Sequence[Run]) -> None:

@@ -13,6 +13,7 @@ from eagle3_export.report.answers import answers
 from eagle3_export.report.cells import cells, commands, notes, number
 from eagle3_export.report.charts import Chart, ChartGroup, chart_groups
 from eagle3_export.report.figures import STYLES, to_svg
+from eagle3_export.report.measured import HEADING, measured_notes, measured_table
 from eagle3_export.report.runs import Run
 from eagle3_export.report.tabular import depth_columns
 from eagle3_export.storage.faults import shown
@@ -73,6 +74,9 @@ def _run(run: Run) -> dict[str, Any]:
         "rows": rows,
         "notes": notes(run),
         "commands": commands(run),
+        "measured_heading": HEADING,
+        "measured_rows": measured_table(run),
+        "measured_notes": measured_notes(run),
         "details": _details(run),
     }
 

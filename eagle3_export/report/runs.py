@@ -13,6 +13,7 @@ from eagle3_export.documents.schema import ExportMetadata
 from eagle3_export.errors import ExportInvalidError, UsageError
 from eagle3_export.estimates.acceptance import estimated_lengths
 from eagle3_export.estimates.comparison import Basis
+from eagle3_export.estimates.pairing import Difference
 from eagle3_export.locate import is_output_directory, locate_export
 from eagle3_export.output_directory import read_exports
 from eagle3_export.storage.faults import os_errors, resolved, shown
@@ -50,16 +51,22 @@ class Run:
         return Basis.common([export.acceptance for export in self.compared])
 
     @cached_property
-    def ties(self) -> list[str]:
-        """Names of the exports whose estimates differ from the best one's by less than the intervals can tell."""
+    def differences(self) -> dict[str, Difference]:
+        """How far the best export's estimate is above those that it was compared with, by name; where that is known."""
         best, basis = self.best_export, self.basis
         if best is None or basis is None:
-            return []
-        return [
-            export.name
+            return {}
+        found = {
+            export.name: basis.difference(best.acceptance, export.acceptance)
             for export in self.compared
-            if export.name != best.name and basis.tied(export.acceptance, best.acceptance)
-        ]
+            if export.name != best.name
+        }
+        return {name: difference for name, difference in found.items() if difference is not None}
+
+    @cached_property
+    def ties(self) -> list[str]:
+        """Names of the exports whose difference from the best one is no difference."""
+        return [name for name, difference in self.differences.items() if difference.tied]
 
     def directory_of(self, export: ExportMetadata) -> Path:
         """Returns where an export of the run is; a run may be a single export."""

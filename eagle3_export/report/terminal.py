@@ -16,10 +16,11 @@ from eagle3_export.documents.row import export_row
 from eagle3_export.errors import UsageError
 from eagle3_export.report.answers import Answer, answers
 from eagle3_export.report.cells import UNKNOWN, cells, commands, estimate_cell, measured_cell, notes, number
+from eagle3_export.report.measured import HEADING, measured_notes, measured_table
 from eagle3_export.report.runs import Run, read_runs
 from eagle3_export.storage.faults import shown
 
-_LEFT = ("export", "at", "run", "best", "source")
+_LEFT = ("export", "at", "run", "best", "source", "prompts")
 
 
 def render(runs: Sequence[Run]) -> Group:
@@ -27,7 +28,7 @@ def render(runs: Sequence[Run]) -> Group:
     parts: list[Table | Text] = []
     for run in runs:
         parts += [_exports(run), _lines([_text(note, "dim") for note in notes(run)]), *_commands(run)]
-        parts += [*_answers(run), Text()]
+        parts += [*_measurements(run), *_answers(run), Text()]
     if len(runs) > 1:
         parts.append(_comparison(runs))
     return Group(*parts)
@@ -96,6 +97,16 @@ def _commands(run: Run) -> list[Text]:
     for line in lines:
         line.no_wrap, line.overflow = True, "ignore"
     return lines
+
+
+def _measurements(run: Run) -> list[Table | Text]:
+    rows = measured_table(run)
+    if not rows:
+        return []
+    table = _table(HEADING, list(rows[0]))
+    for row in rows:
+        table.add_row(*map(_text, row.values()))
+    return [table, _lines([_text(note, "dim") for note in measured_notes(run)])]
 
 
 def _answers(run: Run) -> list[Text]:

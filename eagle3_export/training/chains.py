@@ -8,6 +8,7 @@ begin with token 1, step k of position i drafts entry i + 1 + k.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ METRICS_FUNCTION = "compute_metrics"
 METRICS_ARGUMENTS = ("logits", "targets", "loss_mask", "prev_correct", "ttt_step")
 FIRST_CHOICES = "_eagle3_export_first_choices"
 
-# Positions that wait on the device, 9 bytes each, before they are fetched and walked.
+# Positions that wait on the device, 13 bytes each, before they are fetched and walked.
 PENDING_POSITIONS = 1 << 19
 
 
@@ -43,7 +44,7 @@ class ChainReplay:
     steps: int
     depths: Sequence[int]
     counts: ReplayCounts = field(init=False)
-    _pending: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
+    _pending: list[tuple[Tensor, Tensor, Tensor, Tensor]] = field(default_factory=list)
     _positions: int = 0
     _documents: int = 0
 
@@ -64,20 +65,23 @@ class ChainReplay:
         responses = response_numbers(batch["loss_mask"][0], documents)
         ids = in_target_vocabulary(torch.stack([step[0] for step in drafted]), offsets)
         accepted = accepted_in_a_row(ids, tokens, responses)
-        self._pending.append((accepted, responses.int(), documents.int()))
+        self._pending.append((accepted, responses.int(), documents.int(), tokens.int()))
         self._positions += len(tokens)
         if self._positions >= PENDING_POSITIONS:
             self.walk()
 
     def walk(self) -> None:
         """Walks what was collected since the last call."""
-        spans = []
+        spans: list[Span] = []
+        identities: dict[int, str] = {}
         for batch in self._pending:
-            accepted, responses, documents = (part.cpu().numpy() for part in batch)
-            spans += response_spans(accepted, responses, documents + self._documents)
+            accepted, responses, documents, tokens = (part.cpu().numpy() for part in batch)
+            numbers = np.where(documents < 0, -1, documents + self._documents)
+            spans += response_spans(accepted, responses, numbers)
+            identities |= document_digests(tokens, responses, numbers)
             self._documents += int(documents.max(initial=-1)) + 1
         self._pending, self._positions = [], 0
-        self.counts.add(replay(spans, self.steps, self.depths))
+        self.counts.add(replay(spans, self.steps, self.depths, identities))
 
 
 def in_target_vocabulary(drafted: Tensor, offsets: Tensor | None) -> Tensor:
@@ -152,6 +156,22 @@ def response_spans(
         for positions in np.split(inside, edges)
         if len(positions)
     ]
+
+
+def document_digests(
+    tokens: np.ndarray[Any, Any], responses: np.ndarray[Any, Any], documents: np.ndarray[Any, Any]
+) -> dict[int, str]:
+    """A digest of the text of each document of a packed batch and of what of it are responses, by its number.
+
+    It is the same wherever the document stands in whichever batch. All arrays are [positions].
+    """
+    edges = np.flatnonzero(np.diff(documents)) + 1
+    found = {}
+    for begin, end in zip([0, *edges], [*edges, len(documents)], strict=True):
+        if end > begin and documents[begin] >= 0:
+            text = tokens[begin:end].astype("<i4").tobytes() + (responses[begin:end] >= 0).tobytes()
+            found[int(documents[begin])] = hashlib.blake2b(text, digest_size=8).hexdigest()
+    return found
 
 
 _compute_metrics: Callable[..., tuple[Any, dict[str, Any]]] | None = None

@@ -91,3 +91,12 @@ def replayed(length: float, *, steps: int = 1, data: ReplayedData | None = None)
         for depth in range(1, steps + 1)
     }
     return replay_record(ReplayCounts(steps, counts, documents=1, spans=1), data=data)
+
+
+def replayed_documents(*accepted: int) -> Replay:
+    """A replay of documents of 100 verify steps each, of so many that accept the only draft."""
+    number, total = len(accepted), sum(accepted)
+    squares = sum(each**2 for each in accepted)
+    depth = DepthCounts([100 * number - total, total], number, squares, total * 100, 10000 * number)
+    per_document = {str(n): (100, each) for n, each in enumerate(accepted)}
+    return replay_record(ReplayCounts(1, {1: depth}, number, number, per_document=per_document))

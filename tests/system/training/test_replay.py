@@ -239,6 +239,13 @@ def test_the_headline_is_the_replay_and_the_trainers_files_are_the_same(
     assert acceptance["adjusted_acceptance_length"] is None and acceptance["coverage"]
     assert "as they occur" in acceptance["reasons"]["adjusted_acceptance_length"]
     assert [row["extrapolated"] for row in acceptance["per_depth"]] == [False, False, True, True, True]
+    # Whatever the packing of an epoch, the documents are the same, and so is their order.
+    each, before = (metadata(output_of(save_path) / name)["acceptance"]["replay"] for name in ("1", "0"))
+    counts = each["per_document"]
+    assert counts["digest"] == before["per_document"]["digest"]
+    assert counts["num_steps"] == 3 and len(counts["verify_steps"]) == each["documents"]
+    assert sum(counts["verify_steps"]) == walk["verify_steps"]
+    assert 1 + sum(counts["accepted"]) / walk["verify_steps"] == walk["acceptance_length"]
 
     # The same training without the exporter: what it logs and the metrics that it saves are the same, bit for bit.
     from speculators.train import cli
@@ -279,7 +286,7 @@ def test_the_counts_of_every_rank_reach_the_document(
     sharded = "fsdp_shard" in changes
     assert [walk["extrapolated"] for walk in two["depths"][:5]] == [False] * 3 + [sharded] * 2
     assert ("deeper" in two["reasons"]) == sharded
-    for name in ("documents", "spans", "response_tokens", "first_choices"):
+    for name in ("documents", "spans", "response_tokens", "first_choices", "per_document"):
         assert two[name] == one[name]
     for ours, theirs in zip(one["depths"][:3] if sharded else one["depths"], two["depths"], strict=False):
         assert ours == theirs

@@ -7,6 +7,7 @@ import pytest
 from eagle3_export.estimates.acceptance import AcceptanceEstimate, estimate_acceptance, estimate_origin
 from eagle3_export.estimates.comparison import Basis, comparable_majority
 from eagle3_export.estimates.replay import DepthCounts, ReplayCounts, ReplayedData, replay_record
+from tests.support.documents import replayed_documents
 
 
 def estimate(*full: float, positions: int | None = None, source="validation") -> AcceptanceEstimate:
@@ -104,8 +105,23 @@ def test_the_interval_is_that_of_the_common_depth():
 )
 def test_a_difference_within_its_interval_is_a_tie(second, tied):
     estimates = [estimate(0.8, 0.6, 0.4, positions=1000), estimate(*second, positions=1000)]
-    assert Basis.common(estimates).tied(*estimates) == tied
+    found = Basis.common(estimates).difference(*estimates)
+    assert (found.tied, found.documents) == (tied, None)
 
 
 def test_without_intervals_nothing_is_a_tie():
-    assert not Basis.common([SHALLOW, SHALLOW]).tied(SHALLOW, SHALLOW)
+    assert Basis.common([SHALLOW, SHALLOW]).difference(SHALLOW, SHALLOW) is None
+
+
+def test_replays_of_the_same_documents_are_paired():
+    """Each document accepts one draft more of the one: 40 and 70 of 100 steps, no tie whatever the documents are."""
+    one, other = (
+        estimate_acceptance({}, source="validation", replay=replayed_documents(*accepted))
+        for accepted in ((40, 80), (30, 70))
+    )
+    found = Basis.common([one, other]).difference(one, other)
+    assert found.documents == 2
+    assert found.tokens == pytest.approx(0.1)
+    assert not found.tied
+    alone = Basis.common([one, other]).interval(other)
+    assert alone.low < one.estimated_acceptance_length < alone.high

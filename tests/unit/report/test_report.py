@@ -31,7 +31,7 @@ from eagle3_export.report.answers import answers
 from eagle3_export.report.charts import chart_groups
 from eagle3_export.report.gate import against_baseline, against_minimum, parse_max_drop
 from eagle3_export.report.runs import read_run, read_runs
-from tests.support.documents import export, measurement, replayed
+from tests.support.documents import export, measurement, replayed, replayed_documents
 from tests.support.machine import program
 
 
@@ -186,6 +186,154 @@ class TestOthersThanTheBestWereMeasured:
         exports[1] = with_measurement(bare, later)
         true = answers(replace(run, exports=exports))[3]
         assert true.answer == f"not measured, expect {2.8 * 2.1 / 2.79:.2f}"
+
+
+class TestMeasurements:
+    """Replays of 1.50 and 1.60 tokens at one draft step. Both were measured on chat, the second on code too."""
+
+    @pytest.fixture
+    def run(self, tmp_path):
+        chat = {"prompt_source": "/data/chat.jsonl", "prompts_digest": "sha256:0123456789", "num_steps": 1}
+        code = chat | {"prompt_source": "code.jsonl", "prompts_digest": "sha256:abcdef0123", "num_steps": 2}
+        measured = (
+            [chat | {"acceptance_length": 1.45, "accepted_per_position": [0.45]}],
+            [
+                chat | {"acceptance_length": 1.52, "accepted_per_position": [0.52]},
+                code | {"acceptance_length": 1.9, "accepted_per_position": [0.6, 0.3]},
+            ],
+        )
+        for epoch, found in enumerate(measured):
+            metadata = export(
+                str(epoch),
+                epoch=epoch,
+                step=epoch,
+                metrics={"full_acc_0": 0.7},
+                replay=replayed(1.5 + epoch / 10),
+            )
+            for changes in found:
+                metadata = with_measurement(metadata, measurement(**changes))
+            directory = tmp_path / "run" / str(epoch)
+            directory.mkdir(parents=True)
+            (directory / "metadata.json").write_bytes(document(metadata))
+        return read_run(tmp_path / "run")
+
+    def test_by_data_and_depth_and_only_what_is_comparable_on_one_line(self, run):
+        lines = [line.split("  ") for line in shown([run]).splitlines()]
+        lines = [[cell.strip() for cell in line if cell.strip()] for line in lines]
+        assert ["prompts", "export", "concurrency", "1 step", "2 steps"] in lines
+        chat = [line for line in lines if line and line[0] == "8 of chat.jsonl (01234567)"]
+        assert chat == [
+            ["8 of chat.jsonl (01234567)", "0", "1", "1.45 / 1.50"],
+            ["8 of chat.jsonl (01234567)", "1", "1", "1.52 / 1.60"],
+        ]
+        assert ["8 of code.jsonl (abcdef01)", "1", "1", "1.90 / -"] in lines
+
+    def test_the_positions_of_the_export_to_deploy(self, run):
+        text = " ".join(shown([run]).split())
+        assert "position 1, 2, … (export 1, 1 draft steps): measured 0.52; predicted 0.60 (replay)." in text
+
+    def test_the_same_in_json_and_on_the_page(self, run):
+        (written,) = json.loads(tabular.to_json([run]))["runs"]
+        found = {(m["export"], m["num_steps"]): m for m in written["measurements"]}
+        assert set(found) == {("0", 1), ("1", 1), ("1", 2)}
+        one = found["1", 1]
+        assert (one["measured"], one["predicted"], one["predicted_by"]) == (
+            1.52,
+            pytest.approx(1.6),
+            "replay",
+        )
+        assert one["measured_to_predicted"] == pytest.approx(0.95)
+        assert (one["measured_per_position"], one["predicted_per_position"]) == ([0.52], [pytest.approx(0.6)])
+        assert found["1", 2]["predicted"] is found["1", 2]["predicted_per_position"] is None
+        pytest.importorskip("matplotlib")
+        html = page.to_html([run])
+        assert "<td>1.52 / 1.60</td>" in html
+        (group,) = chart_groups([run])
+        chart = group.charts[-1]
+        assert chart.title == "Predicted against measured by position"
+        assert "predicted: of verify steps" in chart.note
+        svg = figures.to_svg(chart, "light").decode()
+        assert "predicted" in svg and "measured" in svg
+
+    def test_a_server_that_ran_the_draft_otherwise_is_marked_and_stands_alone(self, run):
+        exports = list(run.exports)
+        odd = measurement(num_steps=1, acceptance_length=1.1, differences=["The server ran top-k 4."])
+        exports[0] = with_measurement(exports[0], odd)
+        text = shown([replace(run, exports=exports)])
+        assert re.search(r"8 of prompts.txt +0 \* +1 +1.10 / 1.50", text)
+        assert "* 0: The server ran top-k 4." in text
+
+    def test_nothing_measured_takes_no_room(self, tmp_path):
+        run = read_run(write_run(tmp_path / "run", (0.8, 0.6, 0.4)))
+        assert "Measured / predicted" not in shown([run])
+        assert len(chart_groups([run])[0].charts) == 4
+
+
+class TestTies:
+    """Replays of the same three documents: 1.50, 1.60, 1.61 and 1.60 tokens; epoch 0 is worse in each of them."""
+
+    ACCEPTED = ((40, 50, 60), (51, 60, 69), (50, 60, 73), (50, 61, 69))
+
+    def run(self, tmp_path, measured=()):
+        for epoch, accepted in enumerate(self.ACCEPTED):
+            metadata = export(
+                str(epoch),
+                epoch=epoch,
+                step=epoch + 1,
+                metrics={"full_acc_0": 0.7},
+                replay=replayed_documents(*accepted),
+            )
+            for changes in (changes for name, changes in measured if name == epoch):
+                metadata = with_measurement(metadata, measurement(num_steps=1, **changes))
+            directory = tmp_path / "run" / str(epoch)
+            directory.mkdir(parents=True)
+            (directory / "metadata.json").write_bytes(document(metadata))
+        return read_run(tmp_path / "run")
+
+    def test_of_those_that_tie_document_by_document_the_earliest_is_advised(self, tmp_path):
+        run = self.run(tmp_path)
+        assert (run.best, run.ties) == ("2", ["1", "3"])
+        which = answers(run)[0]
+        assert which.answer == "epoch 1"
+        # 1.61 - 1.60 = .01; by document -.01, 0, .04 less .01 each, over 3 documents: (-2, -1, 3) / 300;
+        # squares 14 / 90000 · 3 / 2, root .01528, times 4.3027 is .0657
+        assert which.detail == (
+            "1, 2 and 3 are a tie: paired over the same 3 documents, no difference from 2, the highest, is told from"
+            " zero (1 is 0.010 below it, 95 % interval -0.056 to 0.076). Advised is 1: the earliest; all of them cost"
+            " the same to serve. `best` points to 2."
+        )
+        (written,) = json.loads(tabular.to_json([run]))["runs"]
+        assert (written["best"], written["advised"]) == ("2", "1")
+        assert written["ties"]["1"] == {
+            "tokens": pytest.approx(0.01),
+            "interval": {"low": pytest.approx(-0.0557, abs=1e-4), "high": pytest.approx(0.0757, abs=1e-4)},
+            "documents": 3,
+        }
+        assert "Advised is 1: the earliest" in " ".join(shown([run]).split())
+        pytest.importorskip("matplotlib")
+        assert "Advised is 1: the earliest" in page.to_html([run])
+
+    def test_what_has_been_measured_is_advised_first(self, tmp_path):
+        run = self.run(tmp_path, [(3, {"acceptance_length": 1.55})])
+        which, _, _, true = answers(run)
+        assert which.answer == "epoch 3"
+        assert "Advised is 3: it was measured on a server, 1.55 at 1 draft steps." in which.detail
+        assert true.answer == "1.55 measured, estimated 1.60"
+
+    def test_of_several_measured_alike_the_highest(self, tmp_path):
+        measured = [(1, {"acceptance_length": 1.6}), (2, {"acceptance_length": 1.5})]
+        other = (3, {"acceptance_length": 1.9, "concurrency": 64, "measured_at": "2025-01-01T00:00:00+00:00"})
+        which = answers(self.run(tmp_path, [*measured, other]))[0]
+        assert "Advised is 1: the highest of those measured on a server, 1.60" in which.detail
+
+    def test_a_single_best_is_advised_itself(self, tmp_path):
+        run = self.run(tmp_path)
+        alone = replace(run, exports=[run.exports[0], run.exports[2]])
+        assert alone.ties == []
+        assert answers(alone)[0].answer == "epoch 2"
+        assert answers(alone)[0].detail.startswith(
+            "Highest estimated acceptance length of 2 rated exports: 1.61"
+        )
 
 
 def test_exports_without_an_estimate_are_named_with_the_reason_below_the_table(rising):
@@ -567,7 +715,7 @@ class TestPage:
     def test_each_chart_is_drawn_in_the_colours_of_either_page(self, two_runs):
         html = page.to_html(read_runs(two_runs))
         drawn = re.findall(r'(srcset|src)="data:image/svg\+xml;base64,([^"]+)"', html)
-        assert [kind for kind, _ in drawn] == ["srcset", "src"] * 9
+        assert [kind for kind, _ in drawn] == ["srcset", "src"] * 10
         for kind, encoded in drawn:
             svg = b64decode(encoded).decode()
             surface = figures.STYLES["dark" if kind == "srcset" else "light"]["figure.facecolor"]
@@ -587,7 +735,7 @@ class TestPage:
         figures.draw_all(figure, read_runs([two_runs[0], long]))
         figure.draw_without_rendering()
         boxes = [axes.get_tightbbox() for axes in figure.axes]
-        assert len(boxes) == 9
+        assert len(boxes) == 10
         for box in boxes:
             assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1
             assert figure.bbox.y0 <= box.y0 < box.y1 <= figure.bbox.y1
@@ -607,7 +755,7 @@ class TestPage:
         (tmp_path / "report.html").write_text(page.to_html(read_runs(two_runs)))
         measured = in_browser(browser, tmp_path, width, scheme)
         assert measured["wide"] <= measured["screen"] == width
-        assert measured["charts"] == 9
+        assert measured["charts"] == 10
         if width == 1200:  # on a phone the table scrolls in its frame
             assert measured["tables"] == 0
         assert measured["background"] == {"light": "rgb(244, 243, 240)", "dark": "rgb(17, 17, 16)"}[scheme]

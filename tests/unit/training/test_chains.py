@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
+from eagle3_export.estimates.replay import ReplayCounts, replay_record  # noqa: E402
 from eagle3_export.training import chains  # noqa: E402
 
 VOCABULARY = 4
@@ -63,7 +66,7 @@ def test_a_chain_is_compared_with_its_own_response_only(case):
     offsets = torch.tensor([target - draft for draft, target in enumerate(SPOKEN)])
     collected.add([torch.tensor([row], dtype=torch.long) for row in drafted], batch, offsets)
     (waiting,) = collected._pending
-    accepted, responses, numbers = (part.numpy() for part in waiting)
+    accepted, responses, numbers, _ = (part.numpy() for part in waiting)
     spans = chains.response_spans(accepted, responses, numbers)
     expected = []
     for number, positions in responses_of(documents):
@@ -112,3 +115,38 @@ def test_documents_of_several_batches_are_told_apart():
     assert (collected.counts.documents, collected.counts.spans) == (6, 6)
     assert collected.counts.depths[2].histogram == [0, 0, 6]
     assert collected.counts.depths[1].histogram == [0, 6]
+
+
+@settings(deadline=None)
+@given(packed(), st.randoms())
+def test_a_document_has_the_same_digest_wherever_it_is_packed(case, random):
+    documents = [document for document in case[0] if len(document) > 1]
+    others = random.sample(documents, len(documents))
+
+    def digests(order, padding):
+        batch = batch_of(order, padding)
+        mask, numbers = batch["loss_mask"][0], batch["document_ids"][0]
+        responses = chains.response_numbers(mask, numbers)
+        return chains.document_digests(batch["input_ids"][0].numpy(), responses.numpy(), numbers.numpy())
+
+    one, other = digests(documents, 2), digests(others, 0)
+    texts = {str(document[1:]) for document in documents}
+    assert sorted(one.values()) == sorted(other.values())
+    assert len(set(one.values())) == len(texts)
+
+
+def test_counts_of_documents_do_not_depend_on_the_order_of_the_batches():
+    """Two documents: of one all drafts are right, of the other none."""
+    right, wrong = [(0, False), *[(1, True)] * 4], [(0, False), *[(2, True)] * 4]
+    found = []
+    for order in ([right, wrong], [wrong, right]):
+        collected = chains.ChainReplay(2, [1, 2])
+        for document in order:
+            collected.add([torch.ones(1, 4, dtype=torch.long)] * 2, batch_of([document], 0), None)
+        collected.walk()
+        assert ReplayCounts.from_dict(json.loads(json.dumps(collected.counts.as_dict()))) == collected.counts
+        found.append(replay_record(collected.counts).per_document)
+    # four tokens: the right one takes one verify step of 2 and, one token being left, none more; the wrong one three
+    one, other = found
+    assert one == other
+    assert sorted(zip(one.verify_steps, one.accepted, strict=True)) == [(1, 2), (3, 0)]

@@ -1,0 +1,61 @@
+"""What a replay counted in each document, so that two replays of the same documents can be compared one by one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from eagle3_export.estimates.accuracies import IN_DOCUMENTS
+
+MAX_DOCUMENTS = 2000  # of which the counts are kept: two short numbers each in metadata.json
+TOO_MANY = f"There are more than {MAX_DOCUMENTS} documents."
+NOT_TOLD_APART = "The documents were not told apart by their text."
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentCounts:
+    """The verify steps and accepted drafts of every document, at one depth."""
+
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = IN_DOCUMENTS
+
+    num_steps: int
+    """Their draft depth: that of the headline."""
+    digest: str
+    """sha256:… of the documents' own digests. Lists of the same digest are of the same documents, in the same order."""
+    verify_steps: list[int]
+    """By document, in the order of their digests."""
+    accepted: list[int]
+    """Accepted drafts, in the same order."""
+
+    @classmethod
+    def of(cls, counts: Mapping[str, tuple[int, int]], num_steps: int) -> DocumentCounts:
+        """Returns the counts as a document holds them.
+
+        Args:
+            counts: verify steps and accepted drafts, by a digest of the document's text.
+            num_steps: their draft depth.
+        """
+        names = sorted(counts)
+        digest = hashlib.sha256(" ".join(names).encode()).hexdigest()
+        steps, accepted = ([counts[name][at] for name in names] for at in (0, 1))
+        return cls(num_steps, f"sha256:{digest}", steps, accepted)
+
+
+def added(
+    one: Mapping[str, tuple[int, int]] | None, other: Mapping[str, tuple[int, int]] | None
+) -> dict[str, tuple[int, int]] | None:
+    """Returns the counts of both; None where one has none, or they are too many. Documents of one text are one.
+
+    Args:
+        one: verify steps and accepted drafts, by document.
+        other: the same, of others.
+    """
+    if one is None or other is None:
+        return None
+    total = dict(one)
+    for name, (steps, accepted) in other.items():
+        before = total.get(name, (0, 0))
+        total[name] = (before[0] + steps, before[1] + accepted)
+    return total if len(total) <= MAX_DOCUMENTS else None
