@@ -104,7 +104,7 @@ def convert_run(
             destination = output.path / path.name
             try:
                 checkpoint = read_checkpoint(path)
-                if not overwrite and output.holds(checkpoint):
+                if not overwrite and output.holds(path.name, checkpoint):
                     conversion = Conversion(str(path), destination)
                 else:
                     with prepare_export(checkpoint, destination, config) as prepared:

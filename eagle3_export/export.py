@@ -47,6 +47,7 @@ from eagle3_export.documents.schema import (
 )
 from eagle3_export.errors import CheckpointError, StorageError, UsageError
 from eagle3_export.estimates.acceptance import AccuracySource, Coverage
+from eagle3_export.estimates.reasons import explained
 from eagle3_export.estimates.replay import Replay
 from eagle3_export.output_directory import OutputDirectory
 from eagle3_export.sglang.target import ServingTarget
@@ -62,6 +63,14 @@ from eagle3_export.storage.fingerprint import WeightsFingerprint, weights_finger
 from eagle3_export.storage.safetensors_file import TensorSource
 from eagle3_export.storage.sources import PinnedSources, open_sources
 from eagle3_export.storage.write import write_and_scan
+
+# Why the metadata may not say these things of the checkpoint.
+_UNKNOWN_SOURCE = {
+    "local_step": "The checkpoint has no training_state.json.",
+    "speculators_version": "The checkpoint's config.json does not say.",
+    "verifier": "The checkpoint's config.json names no verifier.",
+    "digest": "Not computed: it would cost more than the copy.",
+}
 
 
 @dataclass(frozen=True)
@@ -189,8 +198,8 @@ class PreparedExport:
                 architecture=plan.architecture,
                 launch_arguments=list(plan.launch_arguments),
                 findings=[FindingRecord.model_validate(finding) for finding in plan.findings],
-                reasons=_reasons(
-                    minimum_version=(plan.minimum_sglang_version, "No known release computes it.")
+                reasons=explained(
+                    {"minimum_version": plan.minimum_sglang_version}, {}, "No known release computes it."
                 ),
             ),
             source=Source(
@@ -202,14 +211,14 @@ class PreparedExport:
                 size=sum(source.entry.nbytes for source in self.checkpoint.tensors.values()),
                 digest=None,
                 fingerprint=Fingerprint.model_validate(fingerprint),
-                reasons=_reasons(
-                    local_step=(self.save_point.local_step, "The checkpoint has no training_state.json."),
-                    speculators_version=(
-                        self.checkpoint.speculators_version,
-                        "The checkpoint's config.json does not say.",
-                    ),
-                    verifier=(draft.verifier_name, "The checkpoint's config.json names no verifier."),
-                    digest=(None, "Not computed: it would cost more than the copy."),
+                reasons=explained(
+                    {
+                        "local_step": self.save_point.local_step,
+                        "speculators_version": self.checkpoint.speculators_version,
+                        "verifier": draft.verifier_name,
+                        "digest": None,
+                    },
+                    _UNKNOWN_SOURCE,
                 ),
             ),
             weights=Weights(
@@ -379,11 +388,6 @@ def _require_finite(names: list[str], directory: Path) -> None:
         why="SGLang would load them and accept nothing.",
         remedy=remedy,
     )
-
-
-def _reasons(**pairs: tuple[Any, str]) -> dict[str, str]:
-    """The reasons of those values that are null."""
-    return {name: why for name, (value, why) in pairs.items() if value is None}
 
 
 def _write_documents(staged: Path, config: Mapping[str, Any], metadata: ExportMetadata) -> None:

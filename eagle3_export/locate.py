@@ -17,7 +17,7 @@ from eagle3_export.documents.files import (
 from eagle3_export.documents.json_files import read_index
 from eagle3_export.errors import CheckpointError, ExportInvalidError
 from eagle3_export.speculators_format.run_files import WEIGHTS_INDEX_FILE, find_checkpoints
-from eagle3_export.storage.faults import os_errors, resolved, shown
+from eagle3_export.storage.faults import leads_to, os_errors, resolved, shown
 
 
 def locate_export(path: str | Path) -> Path:
@@ -34,7 +34,7 @@ def locate_export(path: str | Path) -> Path:
     """
     with os_errors("Reading", Path(path)):
         directory = resolved(path)
-        if not os.path.lexists(directory):
+        if not os.path.lexists(directory) or directory.is_symlink():  # a link in a circle cannot be resolved
             raise _nothing_there(Path(path))
         if not directory.is_dir():
             raise ExportInvalidError(f"{shown(path)} is a file, not an export.", remedy=_NAME_AN_EXPORT)
@@ -55,9 +55,7 @@ def _nothing_there(path: Path) -> ExportInvalidError:
             f"There is no {shown(path)}.", why=_pointer_reason(path.parent, path.name), remedy=remedy
         )
     if path.is_symlink():
-        return ExportInvalidError(
-            f"{shown(path)} points to {shown(path.readlink())}, which is not there.", remedy=_NAME_AN_EXPORT
-        )
+        return ExportInvalidError(f"{shown(path)} {leads_to(path)}.", remedy=_NAME_AN_EXPORT)
     return ExportInvalidError(f"There is no {shown(path)}.", remedy=_NAME_AN_EXPORT)
 
 

@@ -48,7 +48,7 @@ from eagle3_export.run_identity import (
     require_same_run,
 )
 from eagle3_export.speculators_format.run_files import epoch_of
-from eagle3_export.storage.faults import os_errors, shown
+from eagle3_export.storage.faults import os_errors, resolved, shown
 from eagle3_export.storage.leftovers import clean_leftovers, is_directory
 from eagle3_export.storage.lock import OutputBusyError, output_lock
 from eagle3_export.storage.publish import (
@@ -134,9 +134,9 @@ class OutputDirectory:
             checkpoint: what it is made from; None for an export that exists.
         """
         parent = export.parent
-        around = cls(
-            parent, None if checkpoint is None else run_of(checkpoint), indexed=is_index(parent / INDEX_FILE)
-        )
+        # Its index may have been deleted; then the pointers say that it is a run's.
+        indexed = is_index(parent / INDEX_FILE) or any(_is_pointer(parent / p) for p in (LATEST, BEST))
+        around = cls(parent, None if checkpoint is None else run_of(checkpoint), indexed=indexed)
         around._taken = export
         return around
 
@@ -246,9 +246,9 @@ class OutputDirectory:
         """Returns the metadata of this run's exports, in order of training."""
         return in_training_order([export.metadata for export in self._own_exports()])
 
-    def holds(self, checkpoint: Checkpoint) -> bool:
+    def holds(self, name: str, checkpoint: Checkpoint) -> bool:
         """Whether the export of that name was made from this checkpoint as it is now."""
-        export = published_export(self.path / checkpoint.directory.name)
+        export = published_export(self.path / name)
         return export is not None and is_export_of(export.metadata, export.directory, checkpoint)
 
     def outdated(self, checkpoints: Sequence[Path]) -> set[str]:
@@ -545,6 +545,11 @@ def tell_exporter(output_dir: Path) -> None:
         logger.warning(
             "%s will not show this before it is made anew: %s", shown(output_dir / INDEX_FILE), error
         )
+
+
+def _is_pointer(link: Path) -> bool:
+    """A link to a neighbour that is an export, as `latest` and `best` are."""
+    return link.is_symlink() and len(link.readlink().parts) == 1 and is_export(resolved(link))
 
 
 def _is_empty(path: Path) -> bool:

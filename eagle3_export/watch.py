@@ -139,7 +139,7 @@ class RunWatcher:
     def _bring_up_to_date(self, checkpoint: Path, state: FilesState) -> bool:
         """Exports the checkpoint or adds its metrics; whether anything was to do."""
         read = read_checkpoint(checkpoint)
-        if self._output.holds(read):
+        if self._output.holds(checkpoint.name, read):
             return self._add_metrics(read)
         earlier = self._failures.get(checkpoint.name)
         if earlier and earlier[0] == state and not isinstance(earlier[1], StorageError):

@@ -12,6 +12,7 @@ from eagle3_export.compatibility.rope_rules import ROPE_RULES
 from eagle3_export.compatibility.rules import NEEDS, RULES, TRAINING_RULES, apply_rules, with_requirements
 from eagle3_export.compatibility.target_rules import TARGET_RULES
 from eagle3_export.errors import IncompatibleDraftError
+from eagle3_export.estimates.depth import USUAL_DEPTH
 from eagle3_export.sglang.aux_layers import exported_encoding
 from eagle3_export.sglang.capabilities import capabilities, releases_up_to
 from eagle3_export.sglang.config import (
@@ -22,7 +23,7 @@ from eagle3_export.sglang.config import (
     translate_config,
 )
 from eagle3_export.sglang.names import translate_names
-from eagle3_export.sglang.server_arguments import DEFAULT_NUM_STEPS, launch_arguments
+from eagle3_export.sglang.server_arguments import launch_arguments
 from eagle3_export.sglang.target import ServingTarget
 from eagle3_export.speculators_format.checkpoint import Checkpoint
 from eagle3_export.speculators_format.draft import Draft
@@ -143,7 +144,7 @@ def plan_serving(
         encoded_aux_layer_ids=case.encoding.ids,
         requires=case.requires,
     )
-    arguments = launch_arguments(config, target, draft.ttt_steps or DEFAULT_NUM_STEPS)
+    arguments = launch_arguments(config, target, draft.ttt_steps or USUAL_DEPTH)
     plan = ServingPlan(
         findings=apply_rules(RULES, case),
         names=translate_names(names, keep_embed_tokens=keep_embed_tokens),

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from eagle3_export.documents.measurements import MeasurementSeries, series
 from eagle3_export.documents.schema import ExportMetadata, Measurement
 from eagle3_export.estimates.acceptance import computed_steps, estimated_lengths
-from eagle3_export.estimates.depth import best_depth, require_cost_ratio
+from eagle3_export.estimates.depth import USUAL_DEPTH, best_depth, require_cost_ratio
 
-FALLBACK_NUM_STEPS = 3  # sglang 0.5.23's choice for Llama-style EAGLE-3 drafts
 MAX_NUM_STEPS = 16
 SLOWER = "Serving without a draft is faster."
 
@@ -122,7 +121,7 @@ def _fastest(timed: Sequence[Measurement]) -> Recommendation:
 
 def _trained(metadata: ExportMetadata) -> Recommendation:
     trained, exported = len(metadata.acceptance.steps), _exported(metadata)
-    depth, what = FALLBACK_NUM_STEPS, "A usual depth; the trained one is unknown"
+    depth, what = USUAL_DEPTH, "A usual depth; the trained one is unknown"
     if trained:
         depth, what = trained, "The depth that was trained"
     elif exported is not None:

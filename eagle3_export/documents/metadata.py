@@ -23,7 +23,7 @@ from eagle3_export.documents.schema import (
     Weights,
 )
 from eagle3_export.estimates.acceptance import (
-    DEFAULT_NUM_STEPS,
+    ESTIMATED_DEPTHS,
     NO_REPLAY,
     AccuracySource,
     Coverage,
@@ -50,7 +50,7 @@ def build_metadata(
     metrics: Mapping[str, Any] | None = None,
     metrics_source: AccuracySource = "validation",
     metrics_missing_reason: str | None = None,
-    num_steps: Sequence[int] = DEFAULT_NUM_STEPS,
+    num_steps: Sequence[int] = ESTIMATED_DEPTHS,
     coverage: Coverage | None = None,
     replay: Replay | None = None,
     no_replay: str | None = None,

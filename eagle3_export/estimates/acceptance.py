@@ -33,7 +33,7 @@ from eagle3_export.estimates.replay import TOO_FEW_DOCUMENTS, Replay, ReplayedDa
 Method = Literal["replay", "cumulative", "conditional", "geometric"]
 AccuracySource = Literal["validation", "training", "estimate"]
 
-DEFAULT_NUM_STEPS = (1, 3, 5, 10, 16)
+ESTIMATED_DEPTHS = (1, 3, 5, 10, 16)
 MAX_NUM_STEPS = MAX_TTT_STEPS
 
 NO_ESTIMATE = "There is no estimate."
@@ -141,7 +141,7 @@ class AcceptanceEstimate:
 
 def estimate_acceptance(
     accuracies: StepAccuracies | Mapping[str, Any],
-    num_steps: Sequence[int] = DEFAULT_NUM_STEPS,
+    num_steps: Sequence[int] = ESTIMATED_DEPTHS,
     *,
     source: AccuracySource | None = "validation",
     coverage: Coverage | None = None,

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from eagle3_export.errors import UsageError
 
+USUAL_DEPTH = 3  # sglang 0.5.23's choice for Llama-style EAGLE-3 drafts
+
 
 @dataclass(frozen=True, slots=True)
 class DepthCost:

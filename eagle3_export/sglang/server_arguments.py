@@ -11,7 +11,6 @@ from eagle3_export.sglang.capabilities import capabilities
 from eagle3_export.sglang.rope import context_length
 from eagle3_export.sglang.target import ServingTarget
 
-DEFAULT_NUM_STEPS = 3  # sglang 0.5.23's choice for Llama-style EAGLE-3 drafts
 _DTYPES = ("bfloat16", "float16", "float32")  # of those that SGLang's --dtype takes, what configs say
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3_export.errors import CheckpointError
+from eagle3_export.storage.faults import leads_to, resolved, shown
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -36,14 +37,14 @@ def epoch_of(name: str) -> int | None:
 def find_checkpoints(save_path: str | Path) -> list[Path]:
     """All checkpoint directories of a run: the numbered ones in order, then `interrupted`.
 
-    Links such as `checkpoint_best` and `epoch0_end` point to directories listed already.
+    One that was moved elsewhere and left a link behind is one of them; a second name of one that is listed is not.
 
     Raises:
         CheckpointError: `save_path` is not a readable directory.
     """
     save_path = Path(save_path)
     try:
-        children = [child for child in save_path.iterdir() if child.is_dir() and not child.is_symlink()]
+        children = [child for child in save_path.iterdir() if _is_own_directory(child)]
         numbered = [child for child in children if epoch_of(child.name) is not None]
         numbered.sort(key=lambda child: (epoch_of(child.name), child.name))
         interrupted = [child for child in children if child.name == INTERRUPTED]
@@ -54,6 +55,13 @@ def find_checkpoints(save_path: str | Path) -> list[Path]:
             f"{save_path} cannot be listed: {error.strerror or error}.",
             remedy="Name the save_path of a training run.",
         ) from error
+
+
+def _is_own_directory(child: Path) -> bool:
+    """A directory, or a link to one that lies elsewhere."""
+    if not child.is_symlink():
+        return child.is_dir()
+    return child.is_dir() and resolved(child).parent != resolved(child.parent)
 
 
 def _has_weights(directory: Path) -> bool:
@@ -87,11 +95,18 @@ def _directory_of(path: str | Path) -> Path:
     local = Path(path)
     try:
         if local.is_file():
+            if not (local.parent / CONFIG_FILE).exists():
+                raise CheckpointError(
+                    f"{shown(path)} is a file, not a checkpoint.",
+                    remedy="Name a checkpoint directory that `speculators train` wrote.",
+                )
             local = local.parent
         if local.is_dir():
             return local.resolve()
     except (OSError, ValueError, RuntimeError) as error:
         raise _unreadable(path, error) from error
+    if local.is_symlink():
+        raise CheckpointError(f"{shown(path)} {leads_to(local)}.", remedy="Name a checkpoint directory.")
     cached = cached_snapshot(str(path))
     if cached is not None:
         return cached

@@ -54,6 +54,16 @@ def resolved(path: str | os.PathLike[str]) -> Path:
         return Path(path)
 
 
+def leads_to(link: Path) -> str:
+    """Says of a symbolic link that leads nowhere where it leads, to be put after its name."""
+    try:
+        link.stat()
+    except (OSError, RuntimeError) as error:
+        if getattr(error, "errno", None) == errno.ELOOP or isinstance(error, RuntimeError):
+            return "is a symbolic link that leads back to itself"
+    return f"points to {shown(link.readlink())}, which is not there"
+
+
 def expanded(path: str | os.PathLike[str]) -> Path:
     """Returns the path with a leading `~` or `~user` replaced by that home directory, where there is one."""
     return Path(os.path.expanduser(path))  # noqa: PTH111 (Path.expanduser raises where there is no home)

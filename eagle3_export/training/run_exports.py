@@ -227,7 +227,7 @@ class RunExports:
     def _make_up(self, save: Save) -> None:
         try:
             checkpoint = read_checkpoint(self._save_path / save.name)
-            if self._output.holds(checkpoint):
+            if self._output.holds(save.name, checkpoint):
                 return
             logger.info("%s has no export yet: exporting it.", checkpoint.directory)
             prepared = self._prepare(save, checkpoint)

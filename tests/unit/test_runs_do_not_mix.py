@@ -451,7 +451,7 @@ def test_another_save_is_told_from_one_of_the_same_size_time_and_step(tmp_path: 
     content[-400_0:-100_0] = bytes(3000)
     weights.write_bytes(content)
     with OutputDirectory(out, run) as output:
-        assert not output.holds(read_checkpoint(run / "0"))
+        assert not output.holds("0", read_checkpoint(run / "0"))
 
 
 def test_two_names_of_one_epoch_are_two_exports(tmp_path: Path) -> None:
