@@ -10,6 +10,10 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+PATH_OPTIONS = (
+    "--source", "--stop-file", "--prompts", "--data", "--export", "--target", "--compare", "--csv", "--html", "--png",
+)  # fmt: skip
+
 
 class PathGroup(TyperGroup):
     """The commands, with `~` expanded at the start of every argument and of every `--option=value`.
@@ -19,15 +23,20 @@ class PathGroup(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args[:1] != ["train"]:
-            for before, argument in zip([None, *args], args, strict=False):
-                if empty := re.fullmatch(r"(--[a-z-]+)=|", argument):
-                    option = empty[1] or (before if before is not None and before.startswith("--") else None)
-                    raise typer.BadParameter(
-                        f"{option or 'An argument'} is empty; a shell variable that is not set gives that.",
-                        ctx,
-                    )
+            self._refuse_empty_paths(args)
             args = [home_expanded(argument) for argument in args]
         return super().parse_args(ctx, args)
+
+    @staticmethod
+    def _refuse_empty_paths(args: list[str]) -> None:
+        for before, argument in zip(["", *args], args, strict=False):
+            option, value = (before, argument) if before in PATH_OPTIONS else (argument.removesuffix("="), "")
+            empty_option = option in PATH_OPTIONS and not value and option != argument
+            if empty_option or (not argument and not before.startswith("--")):
+                raise typer.BadParameter(
+                    f"{option if empty_option else 'An argument'} is empty; a shell variable that is"
+                    " not set gives that."
+                )
 
 
 def home_expanded(argument: str) -> str:

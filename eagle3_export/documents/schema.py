@@ -29,7 +29,7 @@ NOT_RECORDED = "The release of eagle3-export that wrote this did not record it."
 class Section(BaseModel):
     """A part of the document in which every null is explained."""
 
-    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="allow", defer_build=True, use_attribute_docstrings=True)
 
     # Each section declares `reasons` itself: a field of the base class would come first in the document.
     if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Section(BaseModel):
 class FindingRecord(BaseModel):
     """What the exporter found about serving this draft."""
 
-    model_config = ConfigDict(extra="allow", from_attributes=True)
+    model_config = ConfigDict(extra="allow", defer_build=True, from_attributes=True)
 
     id: str
     level: Literal["info", "inexact", "incompatible"]
@@ -79,7 +79,7 @@ class Serving(Section):
 class RunRecord(BaseModel):
     """The training run that an export is of. Two runs never share an output directory."""
 
-    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="allow", defer_build=True, use_attribute_docstrings=True)
 
     id: str
     """Drawn once for an output directory; all exports of a run there have it."""
@@ -90,7 +90,9 @@ class RunRecord(BaseModel):
 class Fingerprint(BaseModel):
     """What tells the weight files of one save from another's, also after a copy that changed their times."""
 
-    model_config = ConfigDict(extra="allow", from_attributes=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="allow", defer_build=True, from_attributes=True, use_attribute_docstrings=True
+    )
 
     size: int
     """Bytes of the files."""
