@@ -14,6 +14,8 @@ PATH_OPTIONS = (
     "--source", "--stop-file", "--prompts", "--data", "--export", "--target", "--compare", "--csv", "--html", "--png",
 )  # fmt: skip
 
+FLAGS = ("--all", "--json", "--numeric", "--once", "--overwrite")  # options without a value
+
 
 class PathGroup(TyperGroup):
     """The commands, with `~` expanded at the start of every argument and of every `--option=value`.
@@ -32,7 +34,7 @@ class PathGroup(TyperGroup):
         for before, argument in zip(["", *args], args, strict=False):
             option, value = (before, argument) if before in PATH_OPTIONS else (argument.removesuffix("="), "")
             empty_option = option in PATH_OPTIONS and not value and option != argument
-            if empty_option or (not argument and not before.startswith("--")):
+            if empty_option or (not argument and (before in FLAGS or not before.startswith("--"))):
                 raise typer.BadParameter(
                     f"{option if empty_option else 'An argument'} is empty; a shell variable that is"
                     " not set gives that."
