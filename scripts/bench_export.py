@@ -39,6 +39,7 @@ from eagle3_export.output_directory import OutputDirectory
 from eagle3_export.speculators_format.checkpoint import read_checkpoint
 from eagle3_export.storage.copy import write_safetensors
 from eagle3_export.storage.finite import non_finite_tensors
+from eagle3_export.storage.publish import replace_file
 from eagle3_export.storage.safetensors_file import TensorSource, read_safetensors
 from tests.support import drafts
 
@@ -95,6 +96,12 @@ def cp(source: Path, target: Path) -> None:
     subprocess.run(["cp", "--reflink=never", source, target], check=True)
     with target.open("rb") as file:
         os.fsync(file.fileno())
+
+
+def start_up() -> None:
+    """Starts Python and imports what the command `convert` does, and ends."""
+    needed = "import eagle3_export.cli.given, eagle3_export.convert"
+    subprocess.run([sys.executable, "-c", needed], check=True)
 
 
 # What people do today: everything through memory. The imports are not counted.
@@ -227,6 +234,7 @@ def ways(checkpoint: Path, draft: drafts.Sizes, specforge: Path | None) -> dict[
                 "the whole export, without start-up and exit",
                 lambda t: timed(lambda: export_checkpoint(checkpoint, t, config)),
             ),
+            Way("start-up: Python and the imports of convert", lambda _: timed(start_up)),
         ],
     }
 
@@ -279,14 +287,26 @@ def index_costs(directory: Path, rounds: int, counts: Sequence[int] = (10, 1000)
     The exporter runs on, as in training and in `watch`: it has seen all exports but the new one.
     """
     seconds: dict[int, float] = {}
+    floor: dict[int, float] = {}
     for count in counts:
         work = Path(tempfile.mkdtemp(prefix="bench-index-", dir=directory))
         try:
             seconds[count] = _index_rounds(work, count, rounds)
+            content = (work / "out" / "index.json").read_bytes()
+            writes = [
+                timed(lambda: replace_file(work / "same.json", content))  # noqa: B023
+                for _ in range(max(rounds, 1))
+            ]
+            floor[count] = statistics.median(writes)
         finally:
             shutil.rmtree(work)
     fewest, most = min(counts), max(counts)
-    return {"seconds": seconds, "ratio": seconds[most] / seconds[fewest]}
+    return {
+        "seconds": seconds,
+        "ratio": seconds[most] / seconds[fewest],
+        "write_and_sync_only": floor,
+        "ratio_write_and_sync_only": floor[most] / floor[fewest],
+    }
 
 
 def _index_rounds(work: Path, count: int, rounds: int) -> float:
@@ -394,6 +414,12 @@ def main() -> None:
         show(results)
         costs = ", ".join(f"{count} exports: {seconds_text(s)}" for count, s in index["seconds"].items())  # type: ignore[attr-defined]
         print(f"index.json after one new export: {costs}; ratio {index['ratio']:.2f}")
+        floor = ", ".join(
+            f"{count} exports: {seconds_text(s)}" for count, s in index["write_and_sync_only"].items()
+        )  # type: ignore[attr-defined]
+        print(
+            f"writing and syncing these bytes only: {floor}; ratio {index['ratio_write_and_sync_only']:.2f}"
+        )
 
 
 if __name__ == "__main__":
