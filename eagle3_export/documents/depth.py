@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from eagle3_export.documents.measurements import MeasurementSeries, series
 from eagle3_export.documents.schema import ExportMetadata, Measurement
-from eagle3_export.estimates.acceptance import computed_steps, estimated_lengths
+from eagle3_export.estimates.acceptance import computed_steps, estimated_lengths, trained_steps
 from eagle3_export.estimates.depth import USUAL_DEPTH, best_depth, require_cost_ratio
 
 MAX_NUM_STEPS = 16
@@ -96,12 +96,13 @@ def _by_cost(
     best = best_depth(lengths, cost_ratio)
     computed = computed_steps(metadata.acceptance)
     beyond = kind == "estimated" and best.num_steps > computed
+    by = f" ({metadata.acceptance.method})" if kind == "estimated" else ""
     extrapolated = f"; extrapolated beyond the {computed} computed" if beyond else ""
     return Recommendation(
         best.num_steps,
         best.acceptance_length,
         best.speedup,
-        f"Of the {kind} acceptance lengths this depth promises the highest speed-up, {best.speedup:.2f}, if a draft"
+        f"Of the {kind} acceptance lengths{by} this depth promises the highest speed-up, {best.speedup:.2f}, if a draft"
         f" step costs {cost_ratio:.3g} of a step without a draft, {where}{extrapolated}.",
     )
 
@@ -120,7 +121,7 @@ def _fastest(timed: Sequence[Measurement]) -> Recommendation:
 
 
 def _trained(metadata: ExportMetadata) -> Recommendation:
-    trained, exported = len(metadata.acceptance.steps), _exported(metadata)
+    trained, exported = trained_steps(metadata.acceptance), _exported(metadata)
     depth, what = USUAL_DEPTH, "A usual depth; the trained one is unknown"
     if trained:
         depth, what = trained, "The depth that was trained"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from eagle3_export.documents.schema import ExportMetadata, Measured, Measurement
+from eagle3_export.estimates.acceptance import trained_steps
 from eagle3_export.estimates.reasons import explained
 
 # All that a throughput or an acceptance length depends on besides the draft and its depth.
@@ -143,7 +144,7 @@ def headline(measurements: Sequence[Measurement], trained: int) -> Measurement |
 
 def headline_measurement(metadata: ExportMetadata) -> Measurement | None:
     """Returns the measurement of an export to show first, or None if there is none; see `headline`."""
-    return headline(measurements_of(metadata), len(metadata.acceptance.steps))
+    return headline(measurements_of(metadata), trained_steps(metadata.acceptance))
 
 
 def with_newest(measurements: Sequence[Measurement], measurement: Measurement) -> list[Measurement]:

@@ -28,6 +28,7 @@ from eagle3_export.estimates.acceptance import (
     AccuracySource,
     Coverage,
     estimate_acceptance,
+    trained_steps,
 )
 from eagle3_export.estimates.accuracies import step_accuracies
 from eagle3_export.estimates.chain import NO_ACCURACIES
@@ -139,7 +140,7 @@ def with_metrics(
     )
     values["sglang"] = _with_text_finding(metadata.sglang, replay)
     if metadata.measured is not None:
-        trained = len(values["acceptance"].steps)
+        trained = trained_steps(values["acceptance"])
         values["measured"] = measured_section(metadata.measured.measurements, trained) or metadata.measured
     return _changed(metadata, values)
 
@@ -152,7 +153,7 @@ def with_measurement(metadata: ExportMetadata, measurement: Measurement) -> Expo
         measurement: the new one.
     """
     measurements = with_newest(measurements_of(metadata), measurement)
-    measured = measured_section(measurements, len(metadata.acceptance.steps))
+    measured = measured_section(measurements, trained_steps(metadata.acceptance))
     reasons = {name: why for name, why in metadata.reasons.items() if name != "measured"}
     return _changed(metadata, {"measured": measured, "reasons": reasons})
 

@@ -15,6 +15,10 @@ DASHBOARD_SERIES = (
     "full_acc_0",
     "estimated_acceptance_length",
     "adjusted_acceptance_length",
+    "position_mean_acceptance_length",
+    "first_choice_share",
+    "interval_low",
+    "interval_high",
     "bytes",
     "seconds",
 )
@@ -40,6 +44,8 @@ class ExportRow:
         interval_low: lower end of its 95 % interval.
         interval_high: upper end.
         adjusted_acceptance_length: the estimate for text that leaves the draft vocabulary as often as the run's.
+        position_mean_acceptance_length: 1 + sum of full_acc_k, a mean over positions.
+        first_choice_share: share of the replayed text that is the verifier's own first choice.
         measured_acceptance_length: of the measurement to show first, bonus token included.
         measured_num_steps: its draft depth.
         measured_tokens_per_second: its throughput.
@@ -63,6 +69,8 @@ class ExportRow:
     interval_low: float | None
     interval_high: float | None
     adjusted_acceptance_length: float | None
+    position_mean_acceptance_length: float | None
+    first_choice_share: float | None
     measured_acceptance_length: float | None
     measured_num_steps: int | None
     measured_tokens_per_second: float | None
@@ -100,6 +108,8 @@ def export_row(export: ExportMetadata) -> ExportRow:
         interval_low=interval.low if interval else None,
         interval_high=interval.high if interval else None,
         adjusted_acceptance_length=acceptance.adjusted_acceptance_length,
+        position_mean_acceptance_length=acceptance.position_mean_acceptance_length,
+        first_choice_share=acceptance.replay.first_choice_share if acceptance.replay else None,
         measured_acceptance_length=measured.acceptance_length if measured else None,
         measured_num_steps=measured.num_steps if measured else None,
         measured_tokens_per_second=measured.tokens_per_second if measured else None,

@@ -316,6 +316,11 @@ def _headline(
     return values
 
 
+def trained_steps(estimate: AcceptanceEstimate) -> int:
+    """Returns the depth that the draft was trained for; 0 where it is not known."""
+    return estimate.replay.num_steps if estimate.replay is not None else len(estimate.steps)
+
+
 def computed_steps(estimate: AcceptanceEstimate) -> int:
     """Returns the deepest depth that the estimate is not extrapolated to; 0 where there is none."""
     return estimate.replay.computed_steps if estimate.replay is not None else len(estimate.steps)

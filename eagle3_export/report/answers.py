@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from eagle3_export.compatibility.text_rules import OTHER_TEXT_ID
 from eagle3_export.documents.depth import recommend_depth
 from eagle3_export.documents.measurements import headline_measurement
 from eagle3_export.documents.schema import ExportMetadata
@@ -87,16 +88,20 @@ def _sure(run: Run, best: ExportMetadata) -> Answer:
         else f"{acceptance.reasons.get('interval', '')} From {estimate_origin(acceptance)}."
     )
     bound = (
-        f" {acceptance.adjusted_acceptance_length:.2f} when words outside the draft vocabulary are counted."
+        " Words outside the draft vocabulary count as misses."
+        if acceptance.method == "replay"
+        else f" {acceptance.adjusted_acceptance_length:.2f} when words outside the draft vocabulary are counted."
         if acceptance.adjusted_acceptance_length is not None
         else " Words outside the draft vocabulary are not counted."
     )
     outside, both = outside_interval(run)
-    warning = (
+    measured = (
         f"{outside} of {both} measured export{'s' * (both != 1)} came out outside the interval of the estimate:"
         " expect the same here."
     )
-    return Answer("How sure am I?", spread, why + bound, warning if outside else None)
+    warnings = [measured] if outside else []
+    warnings += [found.cause for found in best.sglang.findings if found.id == OTHER_TEXT_ID]
+    return Answer("How sure am I?", spread, why + bound, " ".join(warnings) or None)
 
 
 def _true(run: Run, best: ExportMetadata) -> Answer:

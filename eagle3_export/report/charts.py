@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from eagle3_export.documents.measurements import headline_measurement, measurements_of, series
 from eagle3_export.documents.row import export_row
 from eagle3_export.documents.schema import ExportMetadata
-from eagle3_export.estimates.acceptance import MAX_NUM_STEPS, computed_steps, estimated_lengths
+from eagle3_export.estimates.acceptance import MAX_NUM_STEPS, computed_steps, estimated_lengths, trained_steps
 from eagle3_export.report.measured import Against, by_position
 from eagle3_export.report.runs import Run, estimate_at
 from eagle3_export.report.ties import advised
@@ -296,7 +296,7 @@ def _runs_by_epoch(axes: Axes, runs: Sequence[Run]) -> None:
             ends.append((*end, plain(run.name), colour))
         for x, export in enumerate(run.exports):
             measured = headline_measurement(export)
-            if measured is not None and measured.num_steps == len(export.acceptance.steps):
+            if measured is not None and measured.num_steps == trained_steps(export.acceptance):
                 _diamonds(axes, [x], [measured.acceptance_length], colour)
     _epochs(axes, max(runs, key=lambda run: len(run.exports)).exports)
     _end_labels(axes, ends)

@@ -6,6 +6,7 @@ from base64 import b64encode
 from collections.abc import Sequence
 from typing import Any
 
+from eagle3_export.compatibility.text_rules import OTHER_TEXT_ID
 from eagle3_export.documents.json_files import utc_now
 from eagle3_export.documents.row import export_row
 from eagle3_export.errors import UsageError
@@ -99,12 +100,14 @@ def _row(run: Run, position: int) -> dict[str, Any]:
 def _details(run: Run) -> dict[str, list[str]]:
     """Assumptions, findings and reasons, for a reader who wants to know more."""
     export = run.best_export or run.exports[-1]
+    findings = [
+        (found.id == OTHER_TEXT_ID, f"{found.id} ({found.level}): {found.cause} {found.remedy}")
+        for found in export.sglang.findings
+    ]
     groups = {
         "What the estimate takes for granted": export.acceptance.assumptions,
-        "What SGLang computes differently": [
-            f"{finding.id} ({finding.level}): {finding.cause} {finding.remedy}"
-            for finding in export.sglang.findings
-        ],
+        "What text the estimate is from": [text for of_text, text in findings if of_text],
+        "What SGLang computes differently": [text for of_text, text in findings if not of_text],
         "Why numbers are missing": [
             f"{one.name}: {name}: {why}" for one in run.exports for name, why in one.reasons.items()
         ],

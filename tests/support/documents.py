@@ -93,6 +93,18 @@ def replayed(length: float, *, steps: int = 1, data: ReplayedData | None = None)
     return replay_record(ReplayCounts(steps, counts, documents=1, spans=1), data=data)
 
 
+def replayed_depths(
+    lengths: Mapping[int, float], *, computed: int, first_choice_share: float = 1.0
+) -> Replay:
+    """A replay of 1000 verify steps at each depth, extrapolated beyond `computed`; chains hold whole or not at all."""
+    counts = {}
+    for depth, length in lengths.items():
+        accepted = round((length - 1) * 1000 / depth)
+        counts[depth] = DepthCounts([1000 - accepted, *[0] * (depth - 1), accepted], documents=1)
+    chosen = round(1000 * first_choice_share)
+    return replay_record(ReplayCounts(computed, counts, 1, 1, response_tokens=1000, first_choices=chosen))
+
+
 def replayed_documents(*accepted: int) -> Replay:
     """A replay of documents of 100 verify steps each, of so many that accept the only draft."""
     number, total = len(accepted), sum(accepted)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from eagle3_export.dashboards import METRIC_LOGGER, export_series, log_export, log_failure
-from tests.support.documents import GOOD, export
+from tests.support.documents import GOOD, export, replayed_depths
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MEASURED_ONCE = ("full_acc_0", "estimated_acceptance_length")  # known only after the epoch's validation
@@ -30,6 +30,20 @@ def test_every_depth_is_a_series_of_its_own():
     series = export_series(export(metrics=GOOD))
     assert series["acceptance_length/depth_1"] == pytest.approx(1.8)
     assert series["acceptance_length/depth_3"] == series["estimated_acceptance_length"] == pytest.approx(2.8)
+
+
+def test_a_replay_is_the_headline_and_the_mean_over_positions_a_series_of_its_own():
+    replay = replayed_depths({1: 1.5, 3: 1.75, 5: 1.8}, computed=3, first_choice_share=0.75)
+    series = export_series(export(metrics=GOOD, replay=replay, num_steps=(1, 3, 5)))
+    assert (
+        series["estimated_acceptance_length"]
+        == series["acceptance_length/depth_3"]
+        == pytest.approx(1.75, abs=1e-2)
+    )
+    assert series["acceptance_length/depth_5"] == pytest.approx(1.8, abs=1e-2)
+    assert series["position_mean_acceptance_length"] == pytest.approx(2.8)
+    assert series["first_choice_share"] == 0.75
+    assert "adjusted_acceptance_length" not in series
 
 
 def test_the_records_are_shaped_as_the_trainers_own(caplog):

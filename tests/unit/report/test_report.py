@@ -24,14 +24,16 @@ from eagle3_export.documents.index import build_index
 from eagle3_export.documents.json_files import read_metadata
 from eagle3_export.documents.json_files import to_json as document
 from eagle3_export.documents.metadata import with_measurement
+from eagle3_export.documents.model_card import render_model_card
 from eagle3_export.errors import UsageError
 from eagle3_export.estimates.acceptance import Coverage
+from eagle3_export.estimates.replay import ReplayedData
 from eagle3_export.report import figures, page, tabular, terminal
 from eagle3_export.report.answers import answers
 from eagle3_export.report.charts import chart_groups
 from eagle3_export.report.gate import against_baseline, against_minimum, parse_max_drop
 from eagle3_export.report.runs import read_run, read_runs
-from tests.support.documents import export, measurement, replayed, replayed_documents
+from tests.support.documents import export, measurement, replayed, replayed_depths, replayed_documents
 from tests.support.machine import program
 
 
@@ -186,6 +188,22 @@ class TestOthersThanTheBestWereMeasured:
         exports[1] = with_measurement(bare, later)
         true = answers(replace(run, exports=exports))[3]
         assert true.answer == f"not measured, expect {2.8 * 2.1 / 2.79:.2f}"
+
+
+def test_text_that_is_not_the_verifiers_is_said_where_one_asks_how_sure(tmp_path):
+    replay = replayed_depths({1: 1.5}, computed=1, first_choice_share=0.6)
+    (tmp_path / "run" / "0").mkdir(parents=True)
+    metadata = export("0", metrics={"full_acc_0": 0.7}, replay=replay)
+    (tmp_path / "run" / "0" / "metadata.json").write_bytes(document(metadata))
+    run = read_run(tmp_path / "run")
+    sure = answers(run)[2]
+    said = "Only 60% of the response tokens in the validation are the verifier's first choice"
+    assert sure.warning.startswith(said)
+    assert "Words outside the draft vocabulary count as misses." in sure.detail
+    assert said in " ".join(shown([run]).split())
+    assert said in render_model_card(metadata)
+    pytest.importorskip("matplotlib")
+    assert "What text the estimate is from" in page.to_html([run])
 
 
 class TestMeasurements:
@@ -488,6 +506,24 @@ class TestGate:
             == "run: 0 against the minimum, estimated 1.752 against 1.631 (+7.4 %) at depth 3: passed"
         )
 
+    @pytest.mark.parametrize("digest", [None, "sha256:b"])
+    def test_a_replay_is_compared_with_replays_of_the_same_text_only(self, tmp_path, digest):
+        data = None if digest is None else ReplayedData("/data/b", 0, 1, 0, None, False, digest)
+        runs = []
+        for name, changes in (
+            ("run", {"replay": replayed(1.5)}),
+            ("before", {"replay": replayed(1.6, data=data)}),
+        ):
+            if name == "before" and data is None:
+                changes = {}  # from the same validation, but a mean over positions
+            (tmp_path / name / "0").mkdir(parents=True)
+            metadata = export("0", metrics=accuracies(0.8, 0.6, 0.4), **changes)
+            (tmp_path / name / "0" / "metadata.json").write_bytes(document(metadata))
+            runs.append(read_run(tmp_path / name))
+        (problem,) = failed(against_baseline(*runs, parse_max_drop("2%")))
+        other = "cumulative from validation" if data is None else "replay from 1 document of /data/b"
+        assert f"replay from validation cannot be compared with {other}" in problem
+
     def test_estimates_of_two_kinds_are_not_compared(self, tmp_path):
         run = read_run(write_run(tmp_path / "run", (0.9,)))  # one step only: geometric, 9
         baseline = read_run(write_run(tmp_path / "before", (0.8, 0.6, 0.4)))
@@ -626,6 +662,23 @@ class TestDepth:
         reason = recommend_depth(export(metrics=accuracies(0.8, 0.6, 0.4)), cost_ratio=cost_ratio).reason
         assert f"costs {cost_ratio} of a step without a draft" in reason
         assert ("extrapolated beyond the 3 computed" in reason) == extrapolated
+
+    @pytest.mark.parametrize(
+        ("cost_ratio", "depth", "extrapolated"),
+        # by hand: 1.5 / 1.1 = 1.364, 1.6 / 1.2, 1.62 / 1.3; 1.5 / 1.01 = 1.485, 1.6 / 1.02 = 1.569, 1.62 / 1.03 = 1.573
+        [(0.1, 1, False), (0.01, 3, True)],
+    )
+    def test_with_a_replay_the_depth_is_chosen_by_it(self, cost_ratio, depth, extrapolated):
+        replay = replayed_depths({1: 1.5, 2: 1.6, 3: 1.62}, computed=2)
+        # the means over positions, 1.9 and 2.75, would have the deepest of all
+        metadata = export(metrics=accuracies(0.9, 0.85), replay=replay)
+        advice = recommend_depth(metadata, cost_ratio=cost_ratio)
+        assert advice.num_steps == depth
+        assert "Of the estimated acceptance lengths (replay)" in advice.reason
+        assert ("extrapolated beyond the 2 computed" in advice.reason) == extrapolated
+        assert recommend_depth(export(metrics=None, replay=replay)).num_steps == 2, (
+            "the depth that was trained"
+        )
 
     def test_without_cost_the_trained_depth_and_how_to_find_out(self):
         advice = recommend_depth(export(metrics=accuracies(0.8, 0.6, 0.4)))
