@@ -14,8 +14,8 @@ from eagle3_export.documents.files import METADATA_FILE, is_export
 from eagle3_export.documents.json_files import read_metadata
 from eagle3_export.errors import Eagle3ExportError, EstimateError, UsageError
 from eagle3_export.estimates.acceptance import MAX_NUM_STEPS, AcceptanceEstimate, estimate_acceptance
+from eagle3_export.late_numbers import add_estimate
 from eagle3_export.locate import locate_export
-from eagle3_export.output_directory import add_estimate
 from eagle3_export.run_identity import is_export_of, require_export_of
 from eagle3_export.speculators_format.checkpoint import Checkpoint, read_checkpoint
 from eagle3_export.speculators_format.run_files import RUN_FILE, places_of, run_settings

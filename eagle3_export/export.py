@@ -27,6 +27,7 @@ from typing import Any
 from eagle3_export.compatibility.findings import Finding
 from eagle3_export.compatibility.plan import ServingPlan, plan_serving
 from eagle3_export.config import ExportConfig
+from eagle3_export.description import described_serving, described_source
 from eagle3_export.documents.files import (
     CONFIG_FILE,
     METADATA_FILE,
@@ -36,18 +37,9 @@ from eagle3_export.documents.files import (
 from eagle3_export.documents.json_files import to_json
 from eagle3_export.documents.metadata import build_metadata
 from eagle3_export.documents.model_card import render_model_card
-from eagle3_export.documents.schema import (
-    ExportMetadata,
-    FindingRecord,
-    Fingerprint,
-    RunRecord,
-    Serving,
-    Source,
-    Weights,
-)
+from eagle3_export.documents.schema import ExportMetadata, RunRecord, Weights
 from eagle3_export.errors import CheckpointError, StorageError, UsageError
 from eagle3_export.estimates.acceptance import AccuracySource, Coverage
-from eagle3_export.estimates.reasons import explained
 from eagle3_export.estimates.replay import Replay
 from eagle3_export.output_directory import OutputDirectory
 from eagle3_export.sglang.target import ServingTarget
@@ -63,14 +55,6 @@ from eagle3_export.storage.fingerprint import WeightsFingerprint, weights_finger
 from eagle3_export.storage.safetensors_file import TensorSource
 from eagle3_export.storage.sources import PinnedSources, open_sources
 from eagle3_export.storage.write import write_and_scan
-
-# Why the metadata may not say these things of the checkpoint.
-_UNKNOWN_SOURCE = {
-    "local_step": "The checkpoint has no training_state.json.",
-    "speculators_version": "The checkpoint's config.json does not say.",
-    "verifier": "The checkpoint's config.json names no verifier.",
-    "digest": "Not computed: it would cost more than the copy.",
-}
 
 
 @dataclass(frozen=True)
@@ -186,41 +170,13 @@ class PreparedExport:
         fingerprint: WeightsFingerprint,
         run: RunRecord | None,
     ) -> ExportMetadata:
-        draft, plan = self.checkpoint.draft, self.plan
+        plan = self.plan
         return build_metadata(
             name=shown(self.destination.name),
             epoch=self.save_point.epoch,
             global_step=self.save_point.global_step,
-            sglang=Serving(
-                runtime=plan.runtime,
-                version=self.config.sglang_version,
-                minimum_version=plan.minimum_sglang_version,
-                architecture=plan.architecture,
-                launch_arguments=list(plan.launch_arguments),
-                findings=[FindingRecord.model_validate(finding) for finding in plan.findings],
-                reasons=explained(
-                    {"minimum_version": plan.minimum_sglang_version}, {}, "No known release computes it."
-                ),
-            ),
-            source=Source(
-                checkpoint=shown(self.checkpoint.directory),
-                kind=self.save_point.kind,
-                local_step=self.save_point.local_step,
-                speculators_version=self.checkpoint.speculators_version,
-                verifier=draft.verifier_name,
-                size=sum(source.entry.nbytes for source in self.checkpoint.tensors.values()),
-                digest=None,
-                fingerprint=Fingerprint.model_validate(fingerprint),
-                reasons=explained(
-                    {
-                        "local_step": self.save_point.local_step,
-                        "speculators_version": self.checkpoint.speculators_version,
-                        "verifier": draft.verifier_name,
-                        "digest": None,
-                    },
-                    _UNKNOWN_SOURCE,
-                ),
-            ),
+            sglang=described_serving(plan, self.config.sglang_version),
+            source=described_source(self.checkpoint, self.save_point, fingerprint),
             weights=Weights(
                 tensors=len(self.tensors),
                 bytes=written.bytes_total,

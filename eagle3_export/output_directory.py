@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -24,8 +24,8 @@ from eagle3_export.documents.files import (
 )
 from eagle3_export.documents.index import build_index, with_lines
 from eagle3_export.documents.json_files import read_index, read_metadata, to_json
-from eagle3_export.documents.metadata import NOT_VALIDATED, with_measurement, with_metrics
-from eagle3_export.documents.schema import ExportIndex, ExportMetadata, Measurement, RunRecord
+from eagle3_export.documents.metadata import NOT_VALIDATED, with_metrics
+from eagle3_export.documents.schema import ExportIndex, ExportMetadata, RunRecord
 from eagle3_export.errors import ExportInvalidError, StorageError, UsageError
 from eagle3_export.locate import is_output_directory, locate_export
 from eagle3_export.published import (
@@ -44,7 +44,6 @@ from eagle3_export.run_identity import (
     is_export_of,
     new_run,
     recorded_run,
-    require_export_of,
     require_same_run,
 )
 from eagle3_export.speculators_format.run_files import epoch_of
@@ -71,8 +70,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "OutputDirectory",
-    "add_estimate",
-    "add_measurement",
     "is_output_directory",
     "locate_export",
     "read_exports",
@@ -474,77 +471,6 @@ class OutputDirectory:
                 f" {', '.join(map(shown, foreign[:5]))}"
             )
         return not foreign
-
-
-def add_measurement(export: Path, measurement: Measurement) -> ExportMetadata:
-    """Writes a measurement into an export's metadata and model card, and into its run's index.
-
-    Args:
-        export: the export's real directory, from `locate_export`.
-        measurement: what was measured.
-
-    Raises:
-        ExportInvalidError: the export has no readable metadata.json.
-        StorageError: a document could not be replaced; each is replaced by rename, so none is half-written.
-    """
-    return _change_documents(export, lambda metadata: with_measurement(metadata, measurement))
-
-
-def add_estimate(
-    export: Path, checkpoint: Checkpoint, metrics: Mapping[str, Any] | None, replay: Replay
-) -> ExportMetadata:
-    """Writes what a replay of an export's checkpoint counted into its metadata, and into its run's index.
-
-    Args:
-        export: the export's real directory, from `locate_export`.
-        checkpoint: that was replayed.
-        metrics: of the same pass.
-        replay: what it counted, with its data.
-
-    Raises:
-        ExportInvalidError: the export has no readable metadata.json, or was made from another save.
-        StorageError: a document could not be replaced; each is replaced by rename, so none is half-written.
-    """
-
-    def change(metadata: ExportMetadata) -> ExportMetadata:
-        require_export_of(metadata, export, checkpoint)
-        return with_metrics(metadata, metrics, source="estimate", replay=replay)
-
-    return _change_documents(export, change)
-
-
-def _change_documents(export: Path, change: Callable[[ExportMetadata], ExportMetadata]) -> ExportMetadata:
-    """Replaces an export's documents, and the index of its run where it has one."""
-
-    def replace() -> ExportMetadata:
-        metadata = change(read_metadata(export))
-        replace_documents(export, metadata)
-        return metadata
-
-    if not is_index(export.parent / INDEX_FILE):
-        return replace()
-    try:
-        with OutputDirectory.around(export) as output:
-            metadata = replace()
-            output.refresh(latest=read_index(output.path).latest)
-            return metadata
-    except OutputBusyError:
-        metadata = replace()
-        tell_exporter(export.parent)
-        return metadata
-
-
-def tell_exporter(output_dir: Path) -> None:
-    """Tells the exporter that holds the directory's lock that documents of exports there have changed.
-
-    It updates the index with its next export, and looks at all documents then because index.json has another time.
-    """
-    try:
-        os.utime(output_dir / INDEX_FILE, follow_symlinks=False)
-    except OSError as error:
-        logger.warning(
-            "%s will not show this before it is made anew: %s", shown(output_dir / INDEX_FILE), error
-        )
 
 
 def _is_pointer(link: Path) -> bool:

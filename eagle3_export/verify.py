@@ -5,16 +5,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from eagle3_export.compatibility.findings import Finding, incompatible
 from eagle3_export.compatibility.plan import check_draft
 from eagle3_export.documents.json_files import read_metadata
 from eagle3_export.documents.schema import ExportMetadata
-from eagle3_export.errors import Eagle3ExportError, ExportInvalidError, UsageError, invalid_export
+from eagle3_export.errors import ExportInvalidError, UsageError, invalid_export
 from eagle3_export.export import CONFIG_FILE, METADATA_FILE, MODEL_CARD_FILE, WEIGHTS_FILE
 from eagle3_export.numeric.compare import TOLERANCE, NumericReport, verify_numeric
 from eagle3_export.output_directory import locate_export
@@ -30,101 +30,11 @@ from eagle3_export.speculators_format.vocabulary import check_vocabulary
 from eagle3_export.storage.faults import os_errors, shown
 from eagle3_export.storage.finite import scan_tensors
 from eagle3_export.storage.regular_file import read_json_object
-from eagle3_export.storage.safetensors_file import (
-    SafetensorsFile,
-    TensorSource,
-    read_safetensors,
-)
+from eagle3_export.storage.safetensors_file import SafetensorsFile, TensorSource, read_safetensors
+from eagle3_export.verify_report import Outcome, VerifyReport
 
 _CHUNK = 4 << 20
 WINDOW_FLAG = "--speculative-draft-window-size"
-
-
-Found = TypeVar("Found")
-
-
-@dataclass
-class VerifyReport:
-    """What a verification found.
-
-    Attributes:
-        export: the directory that was checked; where a pointer such as `latest` was given, the one it led to.
-        checks: names of the checks that were asked for, in order.
-        problems: (name of the check, what is wrong). A check that could not run has one too, "not checked: ...".
-        findings: what the serving side should know, as at export.
-        numeric: what the comparison with speculators' model gave, None where it did not run.
-        digest: of the weights as they are now; None where they could not be read or are not finite.
-
-    Example:
-        >>> report = verify_export("output/sglang/latest")
-        >>> "finite values" in report.checks, report.problems
-        (True, [])
-    """
-
-    export: Path
-    checks: list[str] = field(default_factory=list)
-    problems: list[tuple[str, str]] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
-    numeric: dict[str, Any] | None = None
-    digest: str | None = None
-
-    @property
-    def ok(self) -> bool:
-        """Whether every check ran and found nothing wrong."""
-        return not self.problems
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the answer of `verify --json`."""
-        return {
-            "export": str(self.export),
-            "ok": self.ok,
-            "checks": self.checks,
-            "problems": [{"check": check, "problem": problem} for check, problem in self.problems],
-            "findings": [finding.as_dict() for finding in self.findings],
-            "numeric": self.numeric,
-            "digest": self.digest,
-        }
-
-    def run(self, check: str, action: Callable[[], Found]) -> _Outcome[Found]:
-        """Runs one check; an error of ours becomes a problem of the report.
-
-        Args:
-            check: its name; several actions may share one.
-            action: does the check and returns what later checks need. It reads what earlier checks found from
-                their `_Outcome.value`, so that it is not run where they failed.
-        """
-        if check not in self.checks:
-            self.checks.append(check)
-        try:
-            with os_errors("Reading", self.export):
-                return _Outcome(check, (action(),))
-        except UsageError:
-            raise
-        except _NotCheckedError as missing:
-            problem = (check, f"not checked: the check of {missing} failed.")
-        except Eagle3ExportError as error:
-            problem = (check, str(error))
-        if problem not in self.problems:
-            self.problems.append(problem)
-        return _Outcome(check)
-
-
-class _NotCheckedError(Exception):
-    """An earlier check, named, did not deliver what this one needs."""
-
-
-@dataclass(frozen=True)
-class _Outcome(Generic[Found]):
-    """What a check found: a tuple of one value, or an empty one where it failed."""
-
-    check: str
-    found: tuple[Found, ...] = ()
-
-    @property
-    def value(self) -> Found:
-        if not self.found:
-            raise _NotCheckedError(self.check)
-        return self.found[0]
 
 
 def verify_export(
@@ -193,7 +103,7 @@ def _read_source(source: str | Path) -> Checkpoint:
 
 
 def _check_findings(
-    report: VerifyReport, config: _Outcome[_ExportedConfig], metadata: _Outcome[ExportMetadata]
+    report: VerifyReport, config: Outcome[_ExportedConfig], metadata: Outcome[ExportMetadata]
 ) -> None:
     findings = report.run("findings", lambda: _findings(config.value.draft, metadata.value))
     report.findings = [found for several in findings.found for found in several]
@@ -215,7 +125,7 @@ def _require_no_other_weights(directory: Path) -> None:
 
 
 def _check_weights(
-    report: VerifyReport, file: _Outcome[SafetensorsFile], config: _Outcome[_ExportedConfig]
+    report: VerifyReport, file: Outcome[SafetensorsFile], config: Outcome[_ExportedConfig]
 ) -> None:
     names = report.run("names, shapes and dtypes", lambda: _training_names(config.value.draft, file.value))
 
@@ -292,7 +202,7 @@ def _require_model_card(directory: Path) -> None:
 
 
 def _check_numbers(
-    report: VerifyReport, metadata: _Outcome[ExportMetadata], checkpoint: Checkpoint | None
+    report: VerifyReport, metadata: Outcome[ExportMetadata], checkpoint: Checkpoint | None
 ) -> None:
     result = report.run("numbers", lambda: _compare_numbers(report.export, metadata.value, checkpoint))
     for compared in result.found:

@@ -13,6 +13,8 @@ from eagle3_export.documents.json_files import read_metadata, utc_now
 from eagle3_export.documents.schema import ExportMetadata, Measurement
 from eagle3_export.errors import MeasurementError, UsageError
 from eagle3_export.estimates.reasons import explained
+from eagle3_export.late_numbers import add_measurement
+from eagle3_export.locate import locate_export
 from eagle3_export.measure.connection import Connection
 from eagle3_export.measure.counts import Counts, add_counts, check_counts
 from eagle3_export.measure.draft_settings import refuse_other_quantity, setting_differences
@@ -20,7 +22,6 @@ from eagle3_export.measure.facts import Server
 from eagle3_export.measure.prompt_forms import Prompt
 from eagle3_export.measure.server import connect, require_export
 from eagle3_export.measure.workload import Workload, readable_name
-from eagle3_export.output_directory import add_measurement, locate_export
 from eagle3_export.storage.faults import resolved
 
 WARM_UP_TOKENS = 8

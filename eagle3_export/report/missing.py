@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from eagle3_export.documents.best import not_compared
 from eagle3_export.documents.schema import ExportMetadata
 from eagle3_export.report.runs import Run
 from eagle3_export.speculators_format.run_files import RUN_FILE
+from eagle3_export.storage.faults import shown
 
 MAX_COMMANDS = 5  # shown of one report
 
@@ -44,8 +44,8 @@ def estimate_command(export: ExportMetadata, directory: Path) -> str:
     """
     checkpoint = Path(export.source.checkpoint)
     data = [] if _true((checkpoint.parent / RUN_FILE).is_file) else ["--data", "DATA"]
-    named = os.fspath(checkpoint) if _true(checkpoint.is_dir) else "CHECKPOINT"
-    return shlex.join(["eagle3-export", "estimate", named, *data, "--export", os.fspath(directory)])
+    named = shown(checkpoint) if _true(checkpoint.is_dir) else "CHECKPOINT"
+    return shlex.join(["eagle3-export", "estimate", named, *data, "--export", shown(directory)])
 
 
 def _true(of: Callable[[], bool]) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3_export.errors import CheckpointError
-from eagle3_export.storage.faults import leads_to, resolved, shown
+from eagle3_export.storage.faults import leads_to, shown
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -61,7 +61,7 @@ def _is_own_directory(child: Path) -> bool:
     """A directory, or a link to one that lies elsewhere."""
     if not child.is_symlink():
         return child.is_dir()
-    return child.is_dir() and resolved(child).parent != resolved(child.parent)
+    return child.is_dir() and child.resolve().parent != child.parent.resolve()
 
 
 def _has_weights(directory: Path) -> bool:

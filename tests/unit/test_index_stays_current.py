@@ -18,7 +18,8 @@ from eagle3_export import published
 from eagle3_export.documents.index import build_index
 from eagle3_export.documents.json_files import read_metadata, to_json
 from eagle3_export.documents.schema import ExportMetadata, RunRecord
-from eagle3_export.output_directory import OutputDirectory, add_measurement
+from eagle3_export.late_numbers import add_measurement
+from eagle3_export.output_directory import OutputDirectory
 from tests.support import documents
 
 NAMES = ("0", "1", "2", "3", "10", "interrupted")

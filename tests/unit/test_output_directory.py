@@ -15,7 +15,8 @@ from eagle3_export.documents.json_files import read_metadata
 from eagle3_export.errors import ExportInvalidError
 from eagle3_export.estimates.replay import DepthCounts, Replay, ReplayCounts, ReplayedData, replay_record
 from eagle3_export.export import export_checkpoint, prepare_export
-from eagle3_export.output_directory import OutputDirectory, add_estimate, add_measurement, locate_export
+from eagle3_export.late_numbers import add_estimate, add_measurement
+from eagle3_export.output_directory import OutputDirectory, locate_export
 from eagle3_export.speculators_format.checkpoint import read_checkpoint
 from tests.support.documents import measurement
 from tests.support.drafts import METRICS, save_epoch

@@ -31,6 +31,7 @@ ORDER = [
     "watch",
     "convert",
     "verify",
+    "verify_report",
     "report",
     "measure",
     "launch",
@@ -39,7 +40,9 @@ ORDER = [
     "serving",
     # The way of one export, its last step first: nothing imports a step that comes after it.
     "export",
+    "late_numbers",
     "output_directory",
+    "description",
     "locate",
     "run_identity",
     "published",
