@@ -45,7 +45,8 @@ from eagle3_export.output_directory import OutputDirectory
 from eagle3_export.sglang.target import ServingTarget
 from eagle3_export.speculators_format.checkpoint import Checkpoint, read_checkpoint
 from eagle3_export.speculators_format.run_files import frequencies_file, is_save_path
-from eagle3_export.speculators_format.save_point import SavePoint, save_point, validation_metrics
+from eagle3_export.speculators_format.run_logs import logged_validation
+from eagle3_export.speculators_format.save_point import NOT_WRITTEN, SavePoint, save_point, validation_metrics
 from eagle3_export.speculators_format.token_frequencies import run_coverage
 from eagle3_export.speculators_format.verifier import Verifier, VerifierSearch, find_verifier
 from eagle3_export.speculators_format.vocabulary import vocabulary_offsets
@@ -89,6 +90,7 @@ class ValidationMetrics:
         source: "training" where a run without validation has nothing better.
         replay: the walk over the text of that validation, or None.
         no_replay: why `replay` is None.
+        file: the log that they were read from; None where the trainer or the checkpoint has them.
 
     Example:
         >>> ValidationMetrics({"full_acc_0": 0.8, "full_acc_1": 0.6}).source
@@ -101,6 +103,7 @@ class ValidationMetrics:
     source: AccuracySource = "validation"
     replay: Replay | None = None
     no_replay: str | None = None
+    file: str | None = None
 
 
 @dataclass
@@ -190,6 +193,7 @@ class PreparedExport:
             metrics=self.metrics.values,
             metrics_source=self.metrics.source,
             metrics_missing_reason=self.metrics.missing_reason,
+            metrics_file=self.metrics.file,
             replay=self.metrics.replay,
             no_replay=self.metrics.no_replay,
             num_steps=self.config.num_steps,
@@ -242,13 +246,25 @@ def prepare_export(
         destination=destination,
         config=config,
         save_point=moment or save_point(checkpoint),
-        metrics=metrics or ValidationMetrics(*validation_metrics(checkpoint)),
+        metrics=metrics or _recorded_metrics(checkpoint),
         coverage=coverage,
         tensors=[(new, checkpoint.tensors[old]) for old, new in plan.names.items()],
         sources=open_sources(
             list(checkpoint.tensors.items()), clone_beside=destination.parent if isolate else None
         ),
     )
+
+
+def _recorded_metrics(checkpoint: Checkpoint) -> ValidationMetrics:
+    """Those of val_metrics.json, else those that the run logged of exactly this save."""
+    values, reason = validation_metrics(checkpoint)
+    if values is not None or reason != NOT_WRITTEN:
+        return ValidationMetrics(values, reason)
+    point = save_point(checkpoint)
+    logged, no_log = logged_validation(checkpoint.directory.parent, point.epoch, point.global_step)
+    if logged is None:
+        return ValidationMetrics(None, " ".join(filter(None, (reason, no_log))))
+    return ValidationMetrics(logged.values, file=shown(logged.file))
 
 
 def _checked(checkpoint: Checkpoint, config: ExportConfig, verifier: Verifier | None) -> ServingPlan:

@@ -6,6 +6,7 @@ import contextlib
 import platform
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import metadata as installed
 from typing import Any
 
@@ -51,6 +52,7 @@ def build_metadata(
     metrics: Mapping[str, Any] | None = None,
     metrics_source: AccuracySource = "validation",
     metrics_missing_reason: str | None = None,
+    metrics_file: str | None = None,
     num_steps: Sequence[int] = ESTIMATED_DEPTHS,
     coverage: Coverage | None = None,
     replay: Replay | None = None,
@@ -70,6 +72,7 @@ def build_metadata(
         metrics: the trainer's metrics of exactly this checkpoint, or None where there are none (yet).
         metrics_source: validation, or training for the fallback of runs without validation.
         metrics_missing_reason: why there are none; default: not validated yet.
+        metrics_file: the log that they were read from, where it was one.
         num_steps: draft depths to estimate for.
         coverage: of the draft vocabulary over the run's text, where known.
         replay: the walk over its validation text, where there was one.
@@ -83,6 +86,22 @@ def build_metadata(
         {"measured": NOT_MEASURED, "run": NO_RUN},
         "The checkpoint has no readable training_state.json.",
     )
+    acceptance = _acceptance_values(
+        metrics,
+        metrics_source,
+        metrics_missing_reason or NOT_VALIDATED,
+        num_steps,
+        coverage,
+        reasons,
+        replay,
+        no_replay,
+    )
+    if metrics_file is not None:
+        told = [
+            f"The accuracies were read from the run's log {metrics_file}.",
+            *acceptance["acceptance"].assumptions,
+        ]
+        acceptance["acceptance"] = replace(acceptance["acceptance"], assumptions=told)
     return ExportMetadata(
         **values,
         name=name,
@@ -91,16 +110,7 @@ def build_metadata(
         source=source,
         weights=weights,
         versions=dict(versions if versions is not None else loaded_versions()),
-        **_acceptance_values(
-            metrics,
-            metrics_source,
-            metrics_missing_reason or NOT_VALIDATED,
-            num_steps,
-            coverage,
-            reasons,
-            replay,
-            no_replay,
-        ),
+        **acceptance,
     )
 
 
