@@ -19,7 +19,7 @@ from eagle3_export.storage.faults import shown
 _EVENTS = "events.out.tfevents.*"
 _MAX_FILES = 200
 _MAX_BYTES = 512 << 20
-NO_TENSORBOARD = "The run's tensorboard log may hold them; to have them read, install tensorboard: pip install tensorboard."
+NO_TENSORBOARD = "The run's tensorboard log may hold them; to have it read: pip install tensorboard."
 
 
 @dataclass(frozen=True)

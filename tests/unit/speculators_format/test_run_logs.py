@@ -32,7 +32,7 @@ def run(tmp_path: Path) -> Path:
     state = {"epoch": 0, "local_step": 0, "global_step": 100}
     checkpoint = write_checkpoint(tmp_path / "run" / "0", training_state=state)
     (checkpoint.parent / "run.yaml").write_text(
-        f"train:\n  logging:\n    logger: [tensorboard]\n    log_dir: {tmp_path / 'logs'}\n"
+        f"train:\n  logging:\n    logger: tensorboard,wandb\n    log_dir: {tmp_path / 'logs'}\n"
     )
     return checkpoint
 
