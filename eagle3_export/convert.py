@@ -71,8 +71,8 @@ def convert_run(
 ) -> list[Conversion]:
     """Exports every checkpoint of a run to `output_dir/<its name>`, then `latest`, `best` and `index.json`.
 
-    An export of a checkpoint as it is now stays; one of an earlier save of it is replaced. A checkpoint that cannot be
-    exported does not keep the others from it.
+    An export stays if it was made from the checkpoint as it is now; it is made anew if the checkpoint was saved again
+    since. A checkpoint that cannot be exported does not keep the others from it.
 
     Args:
         save_path: where the run saved its checkpoints.
@@ -113,7 +113,7 @@ def convert_run(
                 conversion = Conversion(str(path), None, error=error)
             report(conversion)
             conversions.append(conversion)
-        there = [c.directory.name for c in conversions if c.directory is not None]
-        if there:
-            output.refresh(latest=there[-1])
+        exported = [c.directory.name for c in conversions if c.directory is not None]
+        if exported:
+            output.refresh(latest=exported[-1])
     return conversions

