@@ -3,10 +3,11 @@
     python scripts/sglang_capabilities.py 0.5.24            prints what 0.5.24 can do
     python scripts/sglang_capabilities.py --all --write     rewrites the table of target classes
 
-To add a release: append it to RELEASES in eagle3_export/sglang/capabilities.py and run this with its number. Enter where
-it differs from the release before: a row in _SINCE for each capability that is new. A flag that no release had needs a
-field in Capabilities and a row in _FLAGS first. Then rewrite the tables of target classes (--all --write) and of counters
-(scripts/sglang_counters.py), and prove the plugin: python -m tests.support.sglang_cpu.releases 0.5.24. Nothing of SGLang is imported, so its dependencies are not needed.
+To add a release: append it to RELEASES in eagle3_export/sglang/capabilities.py and run this with its number. Enter
+where it differs from the release before: a row in _SINCE for each capability that is new. A flag that no release had
+needs a field in Capabilities and a row in _FLAGS first. Then rewrite the tables of target classes (--all --write) and
+of counters (scripts/sglang_counters.py), and prove the plugin: python -m tests.support.sglang_cpu.releases 0.5.24.
+Nothing of SGLang is imported, so its dependencies are not needed.
 """
 
 from __future__ import annotations
