@@ -401,7 +401,7 @@ class OutputDirectory:
         found = stamp(self.path / INDEX_FILE, follow_symlinks=False)
         known = self._index_stamp is not None and found == self._index_stamp
         one = (changed,) if changed is not None and known else None
-        exports = {export.metadata.name: export for export in self._own_exports(one)}
+        exports = {export.candidate.name: export for export in self._own_exports(one)}
         candidates = sorted((export.candidate for export in exports.values()), key=BY_TRAINING)
         choice = best_of(candidates)
         ordered, best = [candidate.name for candidate in candidates], choice.name

@@ -49,6 +49,11 @@ class Exported:
         return Candidate.of(self.metadata)
 
     @cached_property
+    def run_id(self) -> str | None:
+        """Of the run that it is of; None where its release recorded none."""
+        return None if self.metadata.run is None else self.metadata.run.id
+
+    @cached_property
     def save_path(self) -> str:
         """Where the run that it is of saved; releases that did not record it recorded the checkpoint's path."""
         if self.metadata.run is not None:

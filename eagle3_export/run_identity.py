@@ -46,8 +46,7 @@ def recorded_run(exports: Sequence[Exported]) -> RunRecord | None:
 
 def belongs_to(export: Exported, run: RunRecord, *save_paths: str) -> bool:
     """Whether an export is of a run: it has the run's id, or was made from one of its save_paths."""
-    record = export.metadata.run
-    return (record is not None and record.id == run.id) or export.save_path in (run.save_path, *save_paths)
+    return export.run_id == run.id or export.save_path in (run.save_path, *save_paths)
 
 
 def require_same_run(
