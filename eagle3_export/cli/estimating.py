@@ -89,12 +89,13 @@ def _announce(beginning: Beginning, checkpoint: str) -> None:
     data = beginning.data
     last = data.first_row + data.documents + data.left_out - 1
     first = f" (the first {data.limit})" if data.limit is not None else ""
+    rows = f"row {last}" if last == data.first_row else f"rows {data.first_row} to {last}"
     echo(
-        f"replaying {data.documents} documents{first} of {data.path}, rows {data.first_row} to {last}: {beginning.why};"
-        f" {beginning.num_steps} draft steps, on {beginning.device}"
+        f"replaying {_counted(data.documents, 'document')}{first} of {data.path}, {rows}: {beginning.why};"
+        f" {_counted(beginning.num_steps, 'draft step')}, on {beginning.device}"
     )
     if data.left_out:
-        echo(f"left out: {data.left_out} rows without hidden states", color="yellow")
+        echo(f"left out: {_counted(data.left_out, 'row')} without hidden states", color="yellow")
     if beginning.export is not None:
         _announce_replacement(beginning.export, beginning)
     else:
@@ -103,6 +104,10 @@ def _announce(beginning: Beginning, checkpoint: str) -> None:
             f" eagle3-export convert {checkpoint} OUT, then estimate with --export OUT",
             color="yellow",
         )
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _announce_replacement(export: Path, beginning: Beginning) -> None:

@@ -139,7 +139,7 @@ class OfflineData:
 
         self.chosen, self._draft, self._limit = chosen, draft, limit
         self._sequence = int(settings["total_seq_len"])
-        self._transfer = CheckedStates(_transfer(chosen, settings), draft)
+        self._transfer = CheckedStates(hidden_states_of(chosen, settings), draft)
         transfer: Any = self._transfer
         share = float(settings["train_data_ratio"])
         self._require_rows(share)
@@ -245,8 +245,16 @@ def _rows(first: int, count: int) -> str:
     return f"row {first}" if count == 1 else f"rows {first} to {first + count - 1}"
 
 
-def _transfer(chosen: ChosenData, settings: Mapping[str, Any]) -> Any:
-    """How the run read its hidden states from disk, or for other data the directory beside them."""
+def hidden_states_of(chosen: ChosenData, settings: Mapping[str, Any]) -> Any:
+    """Returns how the run read its hidden states from disk; for other data, the directory beside them.
+
+    Args:
+        chosen: the data.
+        settings: the run's, with the trainer's defaults.
+
+    Raises:
+        UsageError: run.yaml names hidden states in a way that cannot be used.
+    """
     import argparse
 
     from hs_connectors import FileTransfer, HiddenStatesBackend
@@ -255,8 +263,16 @@ def _transfer(chosen: ChosenData, settings: Mapping[str, Any]) -> Any:
     if chosen.of_the_run and backend is not None:
         parser = argparse.ArgumentParser()
         backend.add_train_args(parser)
-        values = {**vars(parser.parse_args([])), **settings}
-        transfer = backend.from_train_args(argparse.Namespace(**values), os.fspath(chosen.path))
+        arguments = argparse.Namespace()
+        vars(arguments).update({**vars(parser.parse_args([])), **settings})
+        try:
+            transfer = backend.from_train_args(arguments, os.fspath(chosen.path))
+        except Exception as error:  # run.yaml may hold anything where the backend expects a path or a number
+            raise UsageError(
+                f"The run.yaml beside the checkpoint has options for hidden states that cannot be used: {error}.",
+                why="The hidden states are read from where the run had them.",
+                remedy="Restore the file, or move it away and name the data with --data.",
+            ) from error
         if isinstance(transfer, FileTransfer):
             return transfer
     return FileTransfer(chosen.path / "hidden_states")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from eagle3_export.errors import UsageError
-from eagle3_export.training.offline_data import choose_data
+from eagle3_export.training.offline_data import ChosenData, choose_data, hidden_states_of
 
 DEFAULTS = {"data_path": "./output", "train_data_ratio": 0.9}
 
@@ -86,3 +86,14 @@ def test_no_data(
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match=said):
         choose(None if given is None else tmp_path / given, save_path, recorded)
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("path", [5, ["a"], {"a": 1}, True])
+def test_hidden_states_that_a_run_yaml_names_oddly_are_refused_by_name(tmp_path: Path, path: Any) -> None:
+    pytest.importorskip("hs_connectors")
+    chosen = ChosenData(tmp_path, held_out=True, of_the_run=True, why="")
+    settings = {"hidden_states_backend": "file", "hidden_states_path": path, 1: "no name of an option"}
+    with pytest.raises(UsageError, match="options for hidden states"):
+        hidden_states_of(chosen, settings)
+    assert hidden_states_of(chosen, {**settings, "hidden_states_path": None}) is not None
