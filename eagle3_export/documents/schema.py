@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from eagle3_export.estimates.acceptance import AcceptanceEstimate, AccuracySource
-from eagle3_export.estimates.accuracies import Share
+from eagle3_export.estimates.accuracies import Length, Share
 
 SCHEMA_VERSION = 1
 
@@ -150,7 +150,7 @@ class Weights(Section):
 class Measurement(Section):
     """What a server did with this export, on one set of prompts at one depth."""
 
-    acceptance_length: FiniteFloat
+    acceptance_length: Length
     """Tokens per verify step, bonus token included: 1 + accepted draft tokens / verify steps."""
     includes_bonus_token: Literal[True] = True
     num_steps: Depth
@@ -191,7 +191,7 @@ class Measured(Section):
     """Measurements on servers, the newest first, and one of them as the headline: the one at the trained depth, else
     the one nearest to it, under the newest conditions."""
 
-    acceptance_length: FiniteFloat
+    acceptance_length: Length
     """Of the headline, in tokens per verify step."""
     num_steps: Depth
     """Draft depth of the headline."""

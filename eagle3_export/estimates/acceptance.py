@@ -15,6 +15,7 @@ from eagle3_export.estimates.accuracies import (
     IN_DOCUMENTS,
     MAX_TTT_STEPS,
     Interval,
+    Length,
     Share,
     StepAccuracies,
     StepAccuracy,
@@ -86,7 +87,7 @@ class DepthEstimate:
 
     num_steps: int
     """Draft depth: SGLang's --speculative-num-steps, with top-k 1."""
-    acceptance_length: float
+    acceptance_length: Length
     """Tokens per verify step, bonus token included: 1 + sum of full_acc_k over k < num_steps."""
     extrapolated: bool
     """True where num_steps exceeds the steps that were trained and measured."""

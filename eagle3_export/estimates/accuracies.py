@@ -23,6 +23,8 @@ MAX_TTT_STEPS = 64
 Z95 = 1.959963984540054  # two-sided 95 % quantile of the standard normal distribution
 
 Share = Annotated[float, Ge(0), Le(1)]
+# Tokens per verify step; far above any depth, and still a number that can be drawn.
+Length = Annotated[float, Ge(0), Le(1e6)]
 IN_DOCUMENTS = {"use_attribute_docstrings": True, "allow_inf_nan": False}  # read by pydantic only
 
 # Relative: each step counts fewer positions at the edges, one in ten of a ten-token answer.

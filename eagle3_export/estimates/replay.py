@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from eagle3_export.estimates.accuracies import IN_DOCUMENTS, Z95, Interval, Share
+from eagle3_export.estimates.accuracies import IN_DOCUMENTS, Z95, Interval, Length, Share
 from eagle3_export.estimates.per_document import (
     MAX_DOCUMENTS,
     NOT_TOLD_APART,
@@ -43,7 +43,7 @@ class DepthReplay:
 
     num_steps: int
     """Draft depth: SGLang's --speculative-num-steps, with top-k 1."""
-    acceptance_length: float
+    acceptance_length: Length
     """Tokens per verify step, bonus token included: 1 + accepted drafts / verify steps."""
     extrapolated: bool
     """True where chains of that depth were not computed: one that held goes on as those that start later do."""
