@@ -143,13 +143,16 @@ def serving_command(
     return ServingCommand(shell, num_steps, reason, pair.findings, warning)
 
 
-def draft_arguments(export: str | Path, target: str, num_steps: int) -> list[str]:
+def draft_arguments(
+    export: str | Path, target: str, num_steps: int, *, served_as: str | None = None
+) -> list[str]:
     """Arguments of `sglang.launch_server` that put the draft of an export beside a target.
 
     Args:
         export: the export's directory, or a pointer to one such as `best`.
         target: the model to serve: a path or a hub id.
         num_steps: draft steps per verify step.
+        served_as: the path or hub id under which the server sees the export; None for the export's own path.
 
     Raises:
         ExportInvalidError: `export` is no export.
@@ -157,4 +160,4 @@ def draft_arguments(export: str | Path, target: str, num_steps: int) -> list[str
         UsageError: `target` names no model.
     """
     pair = pair_with_target(export, target)
-    return ["--speculative-draft-model-path", str(pair.directory), *pair.arguments(num_steps)]
+    return ["--speculative-draft-model-path", served_as or str(pair.directory), *pair.arguments(num_steps)]

@@ -148,6 +148,11 @@ def measure(
         typer.Option("--api-key", envvar=["SGLANG_API_KEY", "OPENAI_API_KEY"], help="The server's API key. Sent with "
                      "every request, printed and stored nowhere."),
     ] = None,
+    served_as: Annotated[
+        MaybeText,
+        typer.Option("--served-as", help="The path or hub id under which the server sees this export, if another: a "
+                     "container, the hub, s3://. Recorded as your word."),
+    ] = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Measure the acceptance length on a server that runs this export, and write it into its metadata."""
@@ -166,11 +171,13 @@ def measure(
         found, source = _prompts(prompts, dataset, limit, skip_bad_prompts)
         workload = Workload(found, source, max_new_tokens, temperature, ignore_eos, concurrency)
         if sweep is not None:
-            _sweep(directory, sweep, target, launch_template, baseline, workload, api_key, as_json)
+            _sweep(directory, sweep, target, launch_template, baseline, workload, api_key, served_as, as_json)
             return
         assert base_url is not None
         with _progress_bar() as progress:
-            measurement = measure_once(directory, base_url, workload, api_key=api_key, progress=progress)
+            measurement = measure_once(
+                directory, base_url, workload, api_key=api_key, served_as=served_as, progress=progress
+            )
         record(directory, measurement)
         if as_json:
             print_json(measurement.model_dump(mode="json"))
@@ -230,6 +237,7 @@ def _sweep(
     baseline: bool,
     workload: Workload,
     api_key: str | None,
+    served_as: str | None,
     as_json: bool,
 ) -> None:
     from eagle3_export.launch import draft_arguments, pair_with_target
@@ -247,8 +255,9 @@ def _sweep(
     echo_findings_briefly(pair.findings, pair.directory)
     plan = Sweep(
         target,
-        lambda depth: draft_arguments(export, target, depth),
+        lambda depth: draft_arguments(export, target, depth, served_as=served_as),
         template or DEFAULT_TEMPLATE,
+        served_as=served_as,
         api_key=api_key,
     )
     with _progress_bar() as progress:

@@ -184,6 +184,11 @@ class Measurement(Section):
     differences: list[str] = Field(default_factory=list)
     """Where the server ran the draft otherwise than this export asks, a sentence each; with any, the measurement is
     comparable with no other."""
+    identified_by: Literal["digest", "path", "user"] | None = None
+    """How it is known that the server ran this export: it named the weights' digest, it was started with this path, or
+    the user said so (--served-as)."""
+    served_as: str | None = None
+    """The draft as the server named it."""
     reasons: dict[str, str] = _REASONS
 
 

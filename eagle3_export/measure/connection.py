@@ -89,6 +89,13 @@ class Connection:
         """
         return self._fetch("GET", path)
 
+    def get_if_any(self, path: str) -> bytes | None:
+        """As `get`, for what may be missing: None as well where the server answers with an error."""
+        try:
+            return self.get(path)
+        except MeasurementError:
+            return None
+
     def get_json(self, path: str) -> dict[str, Any] | None:
         """As `get`, for a JSON object."""
         content = self.get(path)

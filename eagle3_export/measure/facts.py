@@ -28,6 +28,9 @@ class ServerFacts:
         hardware: device.
         settings: those of its settings that decide how the draft runs, under the server's names. Nothing else that
             it says is kept: among it may be keys and passwords.
+        weight_version: the name of the weights that it runs now; None for none.
+        updated: its weights were replaced since it was started, as far as their names say.
+        started_at: when its process began, in seconds since 1970.
     """
 
     kind: Literal["sglang", "vllm"]
@@ -39,6 +42,9 @@ class ServerFacts:
     topk: int
     hardware: str | None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    weight_version: str | None = None
+    updated: bool = False
+    started_at: float | None = None
 
 
 class Server(Protocol):

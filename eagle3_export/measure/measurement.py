@@ -19,8 +19,9 @@ from eagle3_export.measure.connection import Connection
 from eagle3_export.measure.counts import Counts, add_counts, check_counts
 from eagle3_export.measure.draft_settings import refuse_other_quantity, setting_differences
 from eagle3_export.measure.facts import Server
+from eagle3_export.measure.identity import Identity, identify, require_speculation
 from eagle3_export.measure.prompt_forms import Prompt
-from eagle3_export.measure.server import connect, require_export
+from eagle3_export.measure.server import connect
 from eagle3_export.measure.workload import Workload, readable_name
 from eagle3_export.storage.faults import resolved
 
@@ -112,6 +113,7 @@ def measure(
     workload: Workload,
     *,
     api_key: str | None = None,
+    served_as: str | None = None,
     baseline_tokens_per_second: float | None = None,
     progress: Progress | None = None,
 ) -> Measurement:
@@ -122,6 +124,7 @@ def measure(
         base_url: `http://host:port` of an SGLang or vLLM server.
         workload: prompts and sampling.
         api_key: sent with every request, stored nowhere.
+        served_as: the path or hub id under which the server sees the export, if another: the user's word.
         baseline_tokens_per_second: of a server without a draft on the same workload, for the speed-up.
         progress: called after every answer.
 
@@ -138,13 +141,14 @@ def measure(
     metadata = read_metadata(directory)
     with Connection(base_url, api_key=api_key) as connection:
         server = connect(connection)
-        num_steps = require_export(server.facts, directory)
+        num_steps = require_speculation(server.facts)
+        identity = identify(server.facts, directory, metadata, served_as)
         refuse_other_quantity(server.facts)
         answers = run_workload(server, workload, progress)
     check_counts(answers.counts, num_steps)
     asked = metadata.sglang.launch_arguments
     differences = setting_differences(server.facts, asked, metadata.weights.dtype)
-    return _describe(server, num_steps, workload, answers, baseline_tokens_per_second, differences)
+    return _describe(server, num_steps, workload, answers, baseline_tokens_per_second, differences, identity)
 
 
 def measure_baseline(
@@ -179,6 +183,7 @@ def _describe(
     answers: Answers,
     baseline: float | None,
     differences: list[str],
+    identity: Identity,
 ) -> Measurement:
     facts, counts, speed = server.facts, answers.counts, answers.tokens_per_second
     speedup = speed / baseline if baseline else None
@@ -196,6 +201,7 @@ def _describe(
         "server_version": facts.version,
         "target": facts.target,
         "hardware": facts.hardware,
+        "served_as": identity.draft,
     }
     because = {"accepted_per_position": server.explain_missing(counts), "speedup": no_speedup}
     return Measurement(
@@ -214,6 +220,7 @@ def _describe(
         server=facts.kind,
         measured_at=utc_now(),
         differences=differences,
+        identified_by=identity.by,
         reasons=explained(values, because, "The server does not say."),
         **values,
     )

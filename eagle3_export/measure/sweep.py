@@ -34,6 +34,7 @@ class Sweep:
             `{target}` for the target model. Put `srun …` or `docker run …` in front as needed; the server must see
             the export under the same path and listen on this machine's `{port}`.
         start_timeout: seconds a server may take to answer.
+        served_as: the path under which those servers see the export, where it is another; as for `measure`.
         api_key: sent with every request; a server that asks for one gets it from its own command or environment.
     """
 
@@ -41,6 +42,7 @@ class Sweep:
     arguments: Callable[[int], Sequence[str]]
     template: str = DEFAULT_TEMPLATE
     start_timeout: float = 1800.0
+    served_as: str | None = None
     api_key: str | None = field(default=None, repr=False)
 
     def command(self, port: int, speculative: Sequence[str]) -> list[str]:
@@ -147,6 +149,7 @@ def sweep_depths(
                 url,
                 workload,
                 api_key=sweep.api_key,
+                served_as=sweep.served_as,
                 baseline_tokens_per_second=without_draft,
                 progress=progress,
             )

@@ -22,6 +22,7 @@ from eagle3_export.measure.counts import Counts, counts_of_request
 from eagle3_export.measure.draft_settings import VLLM_SETTINGS, known_settings
 from eagle3_export.measure.facts import ServerFacts, read_count, read_text
 from eagle3_export.measure.prompt_forms import Prompt
+from eagle3_export.measure.start_time import started_at
 from eagle3_export.measure.workload import Workload
 
 _GENERATED = "vllm:generation_tokens"
@@ -63,6 +64,7 @@ class VLLMServer:
             topk=1,
             hardware=None,
             settings=known_settings(speculation, VLLM_SETTINGS),
+            started_at=started_at(connection),
         )
         self._model = model.get("id")
 
