@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from eagle3_export.estimates.accuracies import IN_DOCUMENTS
+from eagle3_export.estimates.accuracies import IN_DOCUMENTS, Count, TrainedDepth
 
 MAX_DOCUMENTS = 2000  # of which the counts are kept: two short numbers each in metadata.json
 TOO_MANY = f"There are more than {MAX_DOCUMENTS} documents."
@@ -20,13 +20,13 @@ class DocumentCounts:
 
     __pydantic_config__: ClassVar[Mapping[str, Any]] = IN_DOCUMENTS
 
-    num_steps: int
+    num_steps: TrainedDepth
     """Their draft depth: that of the headline."""
     digest: str
     """sha256:… of the documents' own digests. Lists of the same digest are of the same documents, in the same order."""
-    verify_steps: list[int]
+    verify_steps: list[Count]
     """By document, in the order of their digests."""
-    accepted: list[int]
+    accepted: list[Count]
     """Accepted drafts, in the same order."""
 
     @classmethod

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from eagle3_export.estimates.accuracies import IN_DOCUMENTS, Z95, Interval, Length, Share
+from eagle3_export.estimates.accuracies import IN_DOCUMENTS, Z95, Count, Interval, Length, Share, TrainedDepth
 from eagle3_export.estimates.per_document import (
     MAX_DOCUMENTS,
     NOT_TOLD_APART,
@@ -41,7 +41,7 @@ class DepthReplay:
 
     __pydantic_config__: ClassVar[Mapping[str, Any]] = IN_DOCUMENTS
 
-    num_steps: int
+    num_steps: TrainedDepth
     """Draft depth: SGLang's --speculative-num-steps, with top-k 1."""
     acceptance_length: Length
     """Tokens per verify step, bonus token included: 1 + accepted drafts / verify steps."""
@@ -51,9 +51,9 @@ class DepthReplay:
     """95 % interval, with documents as the independent unit; null with a single document."""
     documents: int
     """Documents walked."""
-    verify_steps: int
+    verify_steps: Count
     """Verify steps of all walks."""
-    histogram: list[int]
+    histogram: list[Count]
     """Verify steps that accepted 0, 1, … num_steps drafts."""
     accepted_per_position: list[Share]
     """Share of verify steps in which at least k + 1 drafts were accepted, k < num_steps."""
@@ -89,7 +89,7 @@ class Replay:
 
     text: str
     """What was walked: the run's validation, or the data that was given."""
-    num_steps: int
+    num_steps: TrainedDepth
     """The trained depth, which is that of the headline."""
     documents: int
     """Documents with a response of two tokens or more."""
