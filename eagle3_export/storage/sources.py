@@ -88,7 +88,11 @@ class PinnedSources:
             return
         try:
             descriptor = open_regular_file(file.path)
-            identity = FileIdentity.of(os.fstat(descriptor))
+            try:
+                identity = FileIdentity.of(os.fstat(descriptor))
+            except BaseException:
+                os.close(descriptor)
+                raise
         except OSError as error:
             raise storage_error(error, "Opening the source", file.path) from error
         self._descriptors[file.path] = (descriptor, identity)
