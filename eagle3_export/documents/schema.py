@@ -7,18 +7,16 @@ the models refuse a document without it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from eagle3_export.estimates.acceptance import AcceptanceEstimate, AccuracySource
-from eagle3_export.estimates.accuracies import Length, Share
+from eagle3_export.estimates.accuracies import Depth, Length, Share
 
 SCHEMA_VERSION = 1
 
 CheckpointKind = Literal["end_of_epoch", "mid_epoch", "interrupted", "best", "unknown"]
-
-Depth = Annotated[int, Field(ge=1, le=1024)]
 
 _REASONS: Any = Field(default_factory=dict, description="Why a value here is null, by its name.")
 

@@ -27,7 +27,7 @@ Share = Annotated[float, Ge(0), Le(1)]
 Length = Annotated[float, Ge(0), Le(1e6)]
 # Of documents, drafts and verify steps; a float holds each of them exactly.
 Count = Annotated[int, Ge(0), Le(2**53)]
-TrainedDepth = Annotated[int, Ge(1), Le(1024)]
+Depth = Annotated[int, Ge(1), Le(1024)]
 IN_DOCUMENTS = {"use_attribute_docstrings": True, "allow_inf_nan": False}  # read by pydantic only
 
 # Relative: each step counts fewer positions at the edges, one in ten of a ten-token answer.

@@ -102,15 +102,6 @@ class Basis:
         return f"{self.method}, from {self.text}{depth}"
 
 
-def comparable_majority(estimates: Sequence[AcceptanceEstimate]) -> list[int]:
-    """Returns the positions of the largest group of estimates that can be compared with each other.
-
-    Args:
-        estimates: in order of training. Those without a length belong to no group.
-    """
-    return majority([kind_of(estimate) for estimate in estimates])
-
-
 def majority(kinds: Sequence[Kind | None]) -> list[int]:
     """Returns the positions of the most frequent kind.
 

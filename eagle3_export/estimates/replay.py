@@ -17,13 +17,14 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from eagle3_export.estimates.accuracies import IN_DOCUMENTS, Z95, Count, Interval, Length, Share, TrainedDepth
+from eagle3_export.estimates.accuracies import IN_DOCUMENTS, Z95, Count, Depth, Interval, Length, Share
 from eagle3_export.estimates.per_document import (
     MAX_DOCUMENTS,
     NOT_TOLD_APART,
     TOO_MANY,
     DocumentCounts,
     added,
+    summed,
 )
 
 Integers = NDArray[np.int64]
@@ -41,7 +42,7 @@ class DepthReplay:
 
     __pydantic_config__: ClassVar[Mapping[str, Any]] = IN_DOCUMENTS
 
-    num_steps: TrainedDepth
+    num_steps: Depth
     """Draft depth: SGLang's --speculative-num-steps, with top-k 1."""
     acceptance_length: Length
     """Tokens per verify step, bonus token included: 1 + accepted drafts / verify steps."""
@@ -89,7 +90,7 @@ class Replay:
 
     text: str
     """What was walked: the run's validation, or the data that was given."""
-    num_steps: TrainedDepth
+    num_steps: Depth
     """The trained depth, which is that of the headline."""
     documents: int
     """Documents with a response of two tokens or more."""
@@ -272,27 +273,23 @@ def replay(
             starts one token later does: see `continued`.
         identities: a digest of the text of each document, by its number; None keeps no counts of single documents.
     """
-    walked = [span for span in spans if len(span.accepted) > 1]
-    counts = ReplayCounts(trained_steps, documents=len({span.document for span in walked}), spans=len(walked))
-    for depth in sorted(set(depths)):
+    walked, wanted = [span for span in spans if len(span.accepted) > 1], set(depths)
+    documents = [span.document for span in walked]
+    counts = ReplayCounts(trained_steps, documents=len(set(documents)), spans=len(walked))
+    for depth in sorted({*wanted, trained_steps}):
         histograms = _walk_all([lengths_at(span.accepted, trained_steps, depth) for span in walked], depth)
-        counts.depths[depth] = _depth_counts(histograms, [span.document for span in walked], depth)
-    if walked:
-        counts.per_document = None if identities is None else _by_document(walked, trained_steps, identities)
+        if depth in wanted:
+            counts.depths[depth] = _depth_counts(histograms, documents, depth)
+        if depth == trained_steps and walked:
+            names = None if identities is None else [identities[document] for document in documents]
+            counts.per_document = None if names is None else _by_document(histograms, names)
     return counts
 
 
-def _by_document(
-    spans: Sequence[Span], depth: int, identities: Mapping[int, str]
-) -> dict[str, tuple[int, int]] | None:
-    """Verify steps and accepted drafts at the trained depth, by document; None where the documents are too many."""
-    histograms = _walk_all([span.accepted for span in spans], depth)
-    steps, accepted = histograms.sum(axis=1).tolist(), (histograms @ np.arange(depth + 1)).tolist()
-    total: dict[str, tuple[int, int]] = {}
-    for span, ours in zip(spans, zip(steps, accepted, strict=True), strict=True):
-        before = total.get(identities[span.document], (0, 0))
-        total[identities[span.document]] = (before[0] + ours[0], before[1] + ours[1])
-    return total if len(total) <= MAX_DOCUMENTS else None
+def _by_document(histograms: Integers, names: Sequence[str]) -> dict[str, tuple[int, int]] | None:
+    """Verify steps and accepted drafts by document; None where the documents are too many."""
+    steps, accepted = histograms.sum(axis=1), histograms @ np.arange(histograms.shape[1])
+    return summed(zip(names, zip(steps.tolist(), accepted.tolist(), strict=True), strict=True))
 
 
 def lengths_at(accepted: Integers, trained_steps: int, depth: int) -> Integers:

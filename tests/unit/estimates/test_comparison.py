@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from eagle3_export.estimates.acceptance import AcceptanceEstimate, estimate_acceptance, estimate_origin
-from eagle3_export.estimates.comparison import Basis, comparable_majority
+from eagle3_export.estimates.comparison import Basis, kind_of, majority
 from eagle3_export.estimates.replay import DepthCounts, ReplayCounts, ReplayedData, replay_record
 from tests.support.documents import replayed_documents
 
@@ -23,6 +23,10 @@ CONDITIONAL = estimate_acceptance({"cond_acc_0": 0.8, "cond_acc_1": 0.75})
 GEOMETRIC = estimate(0.9)
 TRAINING = estimate(0.9, 0.8, 0.7, source="training")
 NONE = estimate_acceptance({})
+
+
+def comparable_majority(estimates: list[AcceptanceEstimate]) -> list[int]:
+    return majority([kind_of(each) for each in estimates])
 
 
 def test_estimates_of_different_depth_are_compared_at_the_shallower():
