@@ -16,6 +16,7 @@ from eagle3_export.errors import Eagle3ExportError, EstimateError, UsageError
 from eagle3_export.estimates.acceptance import MAX_NUM_STEPS, AcceptanceEstimate, estimate_acceptance
 from eagle3_export.late_numbers import add_estimate
 from eagle3_export.locate import locate_export
+from eagle3_export.published import Stamp, stamp_of
 from eagle3_export.run_identity import is_export_of, require_export_of
 from eagle3_export.speculators_format.checkpoint import Checkpoint, read_checkpoint
 from eagle3_export.speculators_format.run_files import RUN_FILE, places_of, run_settings
@@ -192,11 +193,11 @@ def _replay(
     return rows, *validation.run(_epoch(checkpoint), num_steps, _Teller(loader, trained, progress))
 
 
-def _saved(checkpoint: Checkpoint) -> list[tuple[int, int, int]]:
+def _saved(checkpoint: Checkpoint) -> list[Stamp]:
     """What changes when the weights are saved again."""
     paths = sorted({source.file.path for source in checkpoint.tensors.values()})
     with os_errors("Reading", checkpoint.directory):
-        return [(found.st_ino, found.st_size, found.st_mtime_ns) for found in (path.stat() for path in paths)]
+        return [stamp_of(path.stat()) for path in paths]
 
 
 def _require_in_range(num_steps: int | None, limit: int | None) -> None:

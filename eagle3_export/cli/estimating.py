@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from eagle3_export.cli.output import Json, answer, echo, echo_findings, print_json, reporting
+from eagle3_export.cli.output import Json, answer, echo, echo_findings, interruptible, print_json, reporting
 from eagle3_export.cli.progress import progress_bar
+from eagle3_export.training.interrupts import cleaning_up_on_sigterm
 
 if TYPE_CHECKING:
     from eagle3_export.estimate import Beginning, CheckpointEstimate, Progress
@@ -46,7 +45,8 @@ def estimate(
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Replay a checkpoint on text: the acceptance length a server would report, written into the export's metadata."""
-    with reporting(as_json), _interruptible():
+    lost = "the number is written at the end only"
+    with reporting(as_json), interruptible(lost), cleaning_up_on_sigterm():
         from eagle3_export.cli.given import require_checkpoint
         from eagle3_export.estimate import estimate_checkpoint
 
@@ -72,24 +72,13 @@ def estimate(
             _print(found)
 
 
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    from eagle3_export.training.interrupts import cleaning_up_on_sigterm
-
-    try:
-        with cleaning_up_on_sigterm():
-            yield
-    except KeyboardInterrupt:
-        echo("\ninterrupted: the number is written at the end only; nothing is half-written.")
-        raise typer.Exit(130) from None
-
-
 def _announce(beginning: Beginning, checkpoint: str) -> None:
     """What is walked and where the number goes, before the time is spent."""
+    from eagle3_export.training.offline_data import row_range
+
     data = beginning.data
-    last = data.first_row + data.documents + data.left_out - 1
     first = f" (the first {data.limit})" if data.limit is not None else ""
-    rows = f"row {last}" if last == data.first_row else f"rows {data.first_row} to {last}"
+    rows = row_range(data.first_row, data.documents + data.left_out)
     echo(
         f"replaying {_counted(data.documents, 'document')}{first} of {data.path}, {rows}: {beginning.why};"
         f" {_counted(beginning.num_steps, 'draft step')}, on {beginning.device}"

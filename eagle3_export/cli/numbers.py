@@ -16,6 +16,7 @@ from eagle3_export.cli.output import (
     answer_drawn,
     echo,
     echo_findings_briefly,
+    interruptible,
     print_json,
     reporting,
 )
@@ -156,7 +157,7 @@ def measure(
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Measure the acceptance length on a server that runs this export, and write it into its metadata."""
-    with reporting(as_json), _interruptible():
+    with reporting(as_json), interruptible("the measurement that was running is not recorded"):
         from eagle3_export.measure.measurement import measure as measure_once
         from eagle3_export.measure.measurement import record
         from eagle3_export.measure.workload import Workload
@@ -186,15 +187,6 @@ def measure(
             echo(f"tokens per verify step, bonus token included, at {measurement.num_steps} draft steps")
             for difference in measurement.differences:
                 echo(f"not comparable with others: {difference}", color="yellow")
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        echo("\ninterrupted: the measurement that was running is not recorded; nothing is half-written.")
-        raise typer.Exit(130) from None
 
 
 @contextmanager

@@ -68,6 +68,20 @@ def _end_with(error: Eagle3ExportError, as_json: bool) -> None:
     raise typer.Exit(_status(error)) from None
 
 
+@contextmanager
+def interruptible(lost: str) -> Iterator[None]:
+    """Ends the command with status 130 on Ctrl+C.
+
+    Args:
+        lost: what that costs, for the message.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        echo(f"\ninterrupted: {lost}; nothing is half-written.")
+        raise typer.Exit(130) from None
+
+
 def _status(error: Eagle3ExportError) -> int:
     return 2 if isinstance(error, UsageError) else 1
 

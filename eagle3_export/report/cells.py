@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eagle3_export.documents.row import ExportRow, export_row
-from eagle3_export.report.missing import missing_numbers
+from eagle3_export.report.missing import missing_reasons
 from eagle3_export.report.runs import Run
 
 UNKNOWN = "-"
@@ -79,9 +79,4 @@ def measured_cell(row: ExportRow) -> str:
 def notes(run: Run) -> list[str]:
     """Returns what has to be said below the table: what the marks mean, and which exports have no number and why."""
     lines = [f"= ties with the best: {', '.join(run.ties)}"] if run.ties else []
-    return lines + missing_numbers(run)[0]
-
-
-def commands(run: Run) -> list[str]:
-    """Returns what to type for the exports without a number, a line each."""
-    return missing_numbers(run)[1]
+    return lines + missing_reasons(run)

@@ -133,23 +133,16 @@ def by_position(run: Run) -> Against | None:
         None where no measurement has positions that were predicted too.
     """
     advice = advised(run)
-    deployed = [] if advice is None else [advice.export]
-    newest_first = sorted(
-        (export for export in run.exports if headline_measurement(export) is not None),
-        key=lambda export: _measured_at(headline_measurement(export)),
-        reverse=True,
-    )
-    for export in [*deployed, *newest_first]:
-        measurement = headline_measurement(export)
-        if measurement is not None and measurement.accepted_per_position:
-            found = Against.of(export, measurement)
-            if found.positions:
-                return found
+    measured = [
+        (export, found) for export in run.exports if (found := headline_measurement(export)) is not None
+    ]
+    measured.sort(key=lambda pair: pair[1].measured_at, reverse=True)
+    measured.sort(key=lambda pair: advice is None or pair[0].name != advice.export.name)
+    for export, measurement in measured:
+        against = Against.of(export, measurement)
+        if measurement.accepted_per_position and against.positions:
+            return against
     return None
-
-
-def _measured_at(measurement: Measurement | None) -> str:
-    return measurement.measured_at if measurement is not None else ""
 
 
 def _prompts(measurement: Measurement) -> str:

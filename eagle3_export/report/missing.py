@@ -15,21 +15,31 @@ from eagle3_export.storage.faults import shown
 MAX_COMMANDS = 5  # shown of one report
 
 
-def missing_numbers(run: Run) -> tuple[list[str], list[str]]:
-    """Returns why exports have no estimate, or one that cannot be compared, and the commands that give them one.
+def missing_reasons(run: Run) -> list[str]:
+    """Returns why exports have no estimate, or one that cannot be compared, a sentence each.
 
     Args:
         run: whose exports are looked at.
     """
-    compared = {export.name for export in run.compared}
     reasons = [f"No estimate for {', '.join(names)}: {reason}" for reason, names in run.unrated().items()]
     reasons += not_compared(run.exports)
-    lacking = [export for export in run.exports if export.name not in compared]
-    commands = [estimate_command(export, run.directory_of(export)) for export in lacking]
-    if len(commands) > MAX_COMMANDS:
-        names = ", ".join(export.name for export in lacking[MAX_COMMANDS:])
-        reasons.append(f"The commands for {names} are like those below.")
-    return reasons, commands[:MAX_COMMANDS]
+    if others := [export.name for export in _lacking(run)[MAX_COMMANDS:]]:
+        reasons.append(f"The commands for {', '.join(others)} are like those below.")
+    return reasons
+
+
+def missing_commands(run: Run) -> list[str]:
+    """Returns what to type for those exports, a line each; for some of them, where they are many.
+
+    Args:
+        run: whose exports are looked at.
+    """
+    return [estimate_command(export, run.directory_of(export)) for export in _lacking(run)[:MAX_COMMANDS]]
+
+
+def _lacking(run: Run) -> list[ExportMetadata]:
+    compared = {export.name for export in run.compared}
+    return [export for export in run.exports if export.name not in compared]
 
 
 def estimate_command(export: ExportMetadata, directory: Path) -> str:

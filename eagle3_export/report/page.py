@@ -11,10 +11,11 @@ from eagle3_export.documents.json_files import utc_now
 from eagle3_export.documents.row import export_row
 from eagle3_export.errors import UsageError
 from eagle3_export.report.answers import answers
-from eagle3_export.report.cells import cells, commands, notes, number
+from eagle3_export.report.cells import cells, notes, number
 from eagle3_export.report.charts import Chart, ChartGroup, chart_groups
 from eagle3_export.report.figures import STYLES, to_svg
 from eagle3_export.report.measured import HEADING, measured_notes, measured_table
+from eagle3_export.report.missing import missing_commands
 from eagle3_export.report.runs import Run
 from eagle3_export.report.tabular import depth_columns
 from eagle3_export.storage.faults import shown
@@ -74,7 +75,7 @@ def _run(run: Run) -> dict[str, Any]:
         "headings": list(rows[0]["cells"]),
         "rows": rows,
         "notes": notes(run),
-        "commands": commands(run),
+        "commands": missing_commands(run),
         "measured_heading": HEADING,
         "measured_rows": measured_table(run),
         "measured_notes": measured_notes(run),

@@ -13,8 +13,8 @@ from eagle3_export.documents.best import best_choice
 from eagle3_export.documents.depth import recommend_depth
 from eagle3_export.documents.row import export_row
 from eagle3_export.report.answers import answers
-from eagle3_export.report.cells import commands
 from eagle3_export.report.measured import measured_series
+from eagle3_export.report.missing import missing_commands
 from eagle3_export.report.runs import Run
 from eagle3_export.report.ties import advised
 from eagle3_export.storage.faults import shown
@@ -82,7 +82,7 @@ def _run(run: Run) -> dict[str, Any]:
         "best_why": best_choice(run.exports).why,
         "advised": deployed.export.name if deployed is not None else None,
         "ties": {name: asdict(run.differences[name]) for name in run.ties},
-        "commands": commands(run),
+        "commands": missing_commands(run),
         "measurements": [against.as_dict() for found in measured_series(run) for against in found],
         "answers": [asdict(answer) for answer in answers(run)],
         "recommended_num_steps": advice.num_steps if advice is not None else None,

@@ -15,8 +15,9 @@ from rich.text import Text
 from eagle3_export.documents.row import export_row
 from eagle3_export.errors import UsageError
 from eagle3_export.report.answers import Answer, answers
-from eagle3_export.report.cells import UNKNOWN, cells, commands, estimate_cell, measured_cell, notes, number
+from eagle3_export.report.cells import UNKNOWN, cells, estimate_cell, measured_cell, notes, number
 from eagle3_export.report.measured import HEADING, measured_notes, measured_table
+from eagle3_export.report.missing import missing_commands
 from eagle3_export.report.runs import Run, read_runs
 from eagle3_export.storage.faults import shown
 
@@ -93,7 +94,7 @@ def _exports(run: Run) -> Table:
 
 def _commands(run: Run) -> list[Text]:
     """Each in one line, however long, to be copied."""
-    lines = [_text(f"  {command}") for command in commands(run)]
+    lines = [_text(f"  {command}") for command in missing_commands(run)]
     for line in lines:
         line.no_wrap, line.overflow = True, "ignore"
     return lines

@@ -47,13 +47,14 @@ def read_weights(directory: Path) -> dict[str, TensorSource]:
 
 def _shards(index: Path, weight_map: Mapping[str, Any]) -> list[str]:
     """The names of the files that an index names, each beside it."""
-    names = set(filter(lambda name: isinstance(name, str), weight_map.values()))
-    if len(names) > _MAX_SHARDS or not all(isinstance(name, str) for name in weight_map.values()):
+    named = list(weight_map.values())
+    if not all(isinstance(name, str) for name in named) or len(set(named)) > _MAX_SHARDS:
         raise _bad_index(index, "names no shards, or too many")
-    for name in sorted(names):
+    shards = sorted(set(named))
+    for name in shards:
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise _bad_index(index, f"names {name!r}, which is no safetensors file beside it")
-    return sorted(names)
+    return shards
 
 
 def _no_weights(directory: Path) -> CheckpointError:

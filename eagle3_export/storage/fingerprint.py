@@ -45,8 +45,7 @@ def weights_fingerprint(files: Iterable[SafetensorsFile], pinned: PinnedSources)
         with os_errors("Reading", file.path):
             descriptor = pinned.descriptor(file)
             header.update(os.pread(descriptor, file.data_start, 0))
-            for at in _places(file):
-                sample.update(os.pread(descriptor, _BLOCK, at))
+            _add_blocks(sample, descriptor, _places(file))
     return WeightsFingerprint(
         size=sum(file.size for file in ordered),
         modified_ns=max((pinned.identity(file).modified_ns for file in ordered), default=0),
@@ -66,8 +65,7 @@ def sample_digest(files: Iterable[SafetensorsFile]) -> str:
         places = _places(file)
         descriptor = open_regular_file(file.path)
         try:
-            for at in places:
-                sample.update(os.pread(descriptor, _BLOCK, at))
+            _add_blocks(sample, descriptor, places)
         finally:
             os.close(descriptor)
     return f"sha256:{sample.hexdigest()}"
@@ -111,3 +109,8 @@ def _places(file: SafetensorsFile) -> range:
     """Where the sampled blocks of a file begin."""
     step = max((file.size - file.data_start) // _BLOCKS, _BLOCK)
     return range(file.data_start, file.size, step)
+
+
+def _add_blocks(sample: hashlib._Hash, descriptor: int, places: range) -> None:
+    for at in places:
+        sample.update(os.pread(descriptor, _BLOCK, at))

@@ -159,7 +159,7 @@ class OfflineData:
         self._missing = [n for n in self._numbers() if not self._transfer.has(n)]
         if len(self._missing) == len(self.dataset.data):
             raise EstimateError(
-                f"There are no hidden states for {_rows(self.dataset.start_file_idx, len(self.dataset.data))}:"
+                f"There are no hidden states for {row_range(self.dataset.start_file_idx, len(self.dataset.data))}:"
                 f" {shown(self._transfer.file(self._missing[0]))} is missing, and so are those of the other rows.",
                 why="The replay runs the draft on the verifier's hidden states.",
                 remedy="Have speculators write them for offline training, and name that directory.",
@@ -241,7 +241,8 @@ class OfflineData:
         return f"sha256:{digest.hexdigest()}"
 
 
-def _rows(first: int, count: int) -> str:
+def row_range(first: int, count: int) -> str:
+    """Returns in words the rows of a data set from one on, counted from 0."""
     return f"row {first}" if count == 1 else f"rows {first} to {first + count - 1}"
 
 

@@ -33,12 +33,9 @@ from scripts.prove_replay.world import (
 from tests.support.sglang_cpu import serve
 
 DEPTH = 5
-# What SGLang needs on a CPU; the memory is not used up, it is the limit that SGLang checks when it loads.
 SERVER = (
-    "{python} -m sglang.launch_server --model-path {{target}} --host 127.0.0.1 --port {{port}} --device cpu"
-    " --attention-backend intel_amx --dtype float32 --random-seed 0 --disable-radix-cache --mem-fraction-static 0.5"
-    " --max-total-tokens 8192 --max-running-requests 8 --context-length 1024 --chunked-prefill-size 1024"
-    " --skip-server-warmup --log-level error {{speculative}}"
+    "{python} -m sglang.launch_server --model-path {{target}} --host 127.0.0.1 --port {{port}}"
+    " {flags} {{speculative}}"
 )
 
 
@@ -143,7 +140,9 @@ def measured(export: Path, verifier: Path, data: Path, console: Console) -> Epoc
             "--prompts": str(data / "prompts.jsonl"),
             "--max-new-tokens": str(ANSWER_TOKENS),
             "--concurrency": "8",
-            "--launch-template": SERVER.format(python=shlex.quote(sys.executable)),
+            "--launch-template": SERVER.format(
+                python=shlex.quote(sys.executable), flags=" ".join(serve.server_flags())
+            ),
         }
         command = [sys.executable, "-m", "eagle3_export", "measure", str(export), "--no-baseline"]
         command += [word for option in options.items() for word in option]

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support.sglang_cpu.generate import ENGINE
+
 FOLDER = Path(__file__).resolve().parent
 SHIM_PLUGIN = "sglcpu"  # entry-point name in on_path/sglcpu_shim-0.1.dist-info
 
@@ -157,6 +159,15 @@ def _answers(
     if len(lines) < len(requests):
         raise ServingFailedError("the process printed no result", stdout)
     return [json.loads(line) for line in lines[-len(requests) :]]
+
+
+def server_flags() -> list[str]:
+    """The settings of `generate.ENGINE` as flags of `sglang.launch_server`."""
+    flags = []
+    for name, value in ENGINE.items():
+        flags.append("--" + name.replace("_", "-"))
+        flags += [] if value is True else [str(value)]
+    return flags
 
 
 def run_killable(command: Sequence[str], variables: Mapping[str, str], timeout: float) -> str:

@@ -342,14 +342,6 @@ class TestVLLM:
             measure(draft, server.url, workload())
 
 
-SERVER_OPTIONS = [
-    *("--device", "cpu", "--attention-backend", "intel_amx", "--dtype", "float32", "--random-seed", "0"),
-    *("--disable-radix-cache", "--mem-fraction-static", "0.5", "--max-total-tokens", "8192"),
-    *("--max-running-requests", "8", "--context-length", "1024", "--chunked-prefill-size", "1024"),
-    *("--skip-server-warmup", "--skip-tokenizer-init", "--log-level", "error"),
-]
-
-
 @pytest.mark.slow
 @pytest.mark.sglang
 def test_real_sglang_is_swept_and_the_measurement_is_what_its_engine_reports(tmp_path, monkeypatch):
@@ -380,7 +372,8 @@ def test_real_sglang_is_swept_and_the_measurement_is_what_its_engine_reports(tmp
         template=" ".join(
             [
                 f"{sys.executable} -m sglang.launch_server --model-path {{target}} --host 127.0.0.1 --port {{port}}",
-                *SERVER_OPTIONS,
+                *serve.server_flags(),
+                "--skip-tokenizer-init",
                 "{speculative}",
             ]
         ),
