@@ -276,8 +276,12 @@ def replay(
     walked, wanted = [span for span in spans if len(span.accepted) > 1], set(depths)
     documents = [span.document for span in walked]
     counts = ReplayCounts(trained_steps, documents=len(set(documents)), spans=len(walked))
-    for depth in sorted({*wanted, trained_steps}):
-        histograms = _walk_all([lengths_at(span.accepted, trained_steps, depth) for span in walked], depth)
+    every = sorted({*wanted, trained_steps})
+    # All depths side by side: a walk takes as many rounds as its longest response has verify steps.
+    lengths = [lengths_at(span.accepted, trained_steps, depth) for depth in every for span in walked]
+    found = _walk_all(lengths, every[-1]).reshape(len(every), len(walked), every[-1] + 1)
+    for depth, deepest in zip(every, found, strict=True):
+        histograms = deepest[:, : depth + 1]
         if depth in wanted:
             counts.depths[depth] = _depth_counts(histograms, documents, depth)
         if depth == trained_steps and walked:
@@ -328,7 +332,7 @@ def continued(accepted: Integers, trained_steps: int) -> Integers:
 
 
 def _walk_all(lengths: Sequence[Integers], depth: int) -> Integers:
-    """Histograms of accepted drafts [responses, depth + 1]. All responses are walked side by side."""
+    """Histograms of accepted drafts [responses, depth + 1], for responses whose chains accept `depth` at most."""
     histograms = np.zeros((len(lengths), depth + 1), dtype=np.int64)
     if not lengths:
         return histograms
